@@ -69,7 +69,7 @@ def features(options: argparse.Namespace) -> fh.Federation:
 def split(held: fh.Federation, sites: int, seed: int) -> fh.Federation:
     """Return the same features, distributed over sites at random."""
     order = np.random.default_rng(seed).permutation(len(held.train.y))
-    return replace(held, rows=[np.sort(part) for part in np.array_split(order, sites)])
+    return replace(held, indices=[np.sort(part) for part in np.array_split(order, sites)])
 
 
 def cells(held: fh.Federation, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

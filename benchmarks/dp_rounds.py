@@ -36,7 +36,7 @@ def fedhead_dp_sgd(federation: fh.Federation, epochs: int, multiplier: float | N
         executor="loop",
         privacy=privacy,
     )
-    steps = epochs * -(-len(federation.rows[0]) // BATCH)
+    steps = epochs * -(-len(federation.indices[0]) // BATCH)
     epsilon = run.guarantees[0].epsilon if privacy else float("inf")
     return run.accuracy or 0.0, steps / run.seconds, epsilon
 
@@ -47,7 +47,7 @@ def opacus_dp_sgd(federation: fh.Federation, epochs: int, multiplier: float, see
 
     torch.manual_seed(seed)
     pools = [Pool(part, federation.transform, "cpu", torch.float32) for part in (federation.train, federation.test)]
-    rows = [torch.as_tensor(federation.rows[0]), torch.arange(len(federation.test.y))]
+    rows = [torch.as_tensor(federation.indices[0]), torch.arange(len(federation.test.y))]
     (x, y), (test_x, test_y) = (
         (pool.view(index, None).flatten(1), pool.y[index]) for pool, index in zip(pools, rows, strict=True)
     )

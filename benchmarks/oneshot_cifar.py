@@ -50,7 +50,7 @@ def split(held: fh.Federation, alpha: str, clients: int, seed: int) -> fh.Federa
     """Return the same features with other clients."""
     rule = parse_partition("iid" if alpha == "iid" else f"dirichlet({alpha})")
     rows = rule.split(held.train.y.numpy(), held.classes, clients, seed)
-    return dataclasses.replace(held, rows=rows, partition=str(rule))
+    return dataclasses.replace(held, indices=rows, partition=str(rule))
 
 
 def heads(held: fh.Federation, device: str) -> Iterator[Row]:
@@ -78,7 +78,7 @@ def streamed_qda(held: fh.Federation, absent: Any, device: str) -> Row:
     assert isinstance(held.train.x, torch.Tensor)
     assert held.test is not None
     z, y = held.train.x.to(where), held.train.y.to(where)
-    rows = [torch.from_numpy(own).to(where) for own in held.rows if len(own)]
+    rows = [torch.from_numpy(own).to(where) for own in held.indices if len(own)]
     total = merge(from_features(z[own], y[own], held.classes, "full") for own in rows)
     head = Weights({f"classifier.{name}": t.to(z.dtype) for name, t in stage.fit(total).items()})
     parts = torch.split(held.test.x, 256)  # type: ignore[arg-type]  # one tensor

@@ -52,7 +52,7 @@ def plain_round(model: nn.Module, fed: fh.Federation, job: Job) -> None:
         local = copy.deepcopy(model).train()
         optimizer = torch.optim.SGD(local.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
         for positions in job.schedules[place][0].positions:
-            rows = torch.from_numpy(job.rows[place][positions])
+            rows = torch.from_numpy(job.indices[place][positions])
             x = fed.train.x[rows].float() / 255
             optimizer.zero_grad()
             nn.functional.cross_entropy(local(x).logits, fed.train.y[rows]).backward()

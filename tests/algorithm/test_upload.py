@@ -150,7 +150,7 @@ def test_what_is_declared_a_sum_is_only_ever_summed() -> None:
             k: reply.replace(total if k == 0 else Tree({name: 0 * total[name] for name in total}))
             for k, reply in sent.items()
         }
-        sizes = [float(len(simulation.clients.federation.rows[k])) for k in sent]
+        sizes = [float(len(simulation.clients.federation.indices[k])) for k in sent]
         a, b = (
             simulation.experiment.method.aggregate(
                 simulation.server, Replies(list(trees), sizes, list(trees.values())), simulation.task

@@ -124,7 +124,7 @@ def test_membership_of_an_overfitted_model_is_found() -> None:
 def test_shadows_hold_each_sample_in_half_of_them() -> None:
     data = federation()
     samples, member = membership_inference.candidates(data, None, seed=0)
-    assert member.sum() * 2 == len(samples.y) == 2 * len(np.concatenate(data.rows))
+    assert member.sum() * 2 == len(samples.y) == 2 * len(np.concatenate(data.indices))
     # a target that is far more confident on members than any shadow model is found
     experiment = trained(["ncm"]).trained.clients.experiment
     scores = membership_inference.likelihood_ratios(np.where(member, 40.0, -40.0), samples, data, experiment, 4, seed=0)

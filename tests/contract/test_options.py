@@ -152,7 +152,7 @@ def trained(method: Method, lacking: bool = False) -> Simulation:
     """Train; with `lacking` no client holds samples of class 0."""
     model, fed = network("group", method.head), federation()
     if lacking:
-        fed = dataclasses.replace(fed, rows=[rows[fed.train.y.numpy()[rows] > 0] for rows in fed.rows])
+        fed = dataclasses.replace(fed, indices=[rows[fed.train.y.numpy()[rows] > 0] for rows in fed.indices])
     simulation = make_simulation(fed, [model], method, rounds=ROUNDS, local=LOCAL, dtype=torch.float64)
     for number in range(1, ROUNDS + 1):
         train_round(simulation, number)

@@ -272,7 +272,7 @@ def test_a_function_distributes_the_rows_of_a_data_frame():
 
     frame = patients()[["age", "sport", "ill"]]
     fed = Federation.from_dataset(frame, alternately, 2, label="ill")
-    assert fed.train.x[fed.rows[1], 0].tolist() == [48, 70, 52]
+    assert fed.train.x[fed.indices[1], 0].tolist() == [48, 70, 52]
 
 
 def clinics(**columns):

@@ -148,7 +148,7 @@ def test_groups_are_clients_and_hold_their_share_out():
     same = Federation.from_clients(
         {"east": (x[40:], y[40:]), "north": (x[:20], y[:20]), "south": (x[20:40], y[20:40])}, test=0.25, seed=3
     )
-    assert torch.equal(fed.train.x[fed.rows[2]], same.train.x[same.rows[2]])
+    assert torch.equal(fed.train.x[fed.indices[2]], same.train.x[same.indices[2]])
     assert fed.with_client_test(None).counts().sum() == 45
     for settings, says in (
         ({"groups": groups[:5]}, r"groups has shape \(5,\), there are 60 samples"),
@@ -172,7 +172,7 @@ def test_clients_keep_their_own_samples():
     fed = Federation.from_clients([(x[:10], y[:10]), (x[10:10], y[10:10]), (x[10:], y[10:])], test=(x[:3], y[:3]))
     assert fed.sizes == (10, 0, 20)
     assert fed.partition == "natural"
-    assert np.array_equal(fed.train.y[fed.rows[2]].numpy(), y[10:])
+    assert np.array_equal(fed.train.y[fed.indices[2]].numpy(), y[10:])
     words = Federation.from_clients([(x[:2], ["b", "a"]), (x[2:4], ["c", "a"])])
     assert words.names == ("a", "b", "c")
     assert words.train.y.tolist() == [1, 0, 2, 0]
@@ -250,7 +250,7 @@ def test_fedetf_local_test_sets_are_taken_from_training():
     assert fed.client_test_from == "train"
     assert [len(r) for r in fed.client_test] == [7] * 4  # int(0.3 · 25)
     assert fed.sizes == (18,) * 4
-    together = np.sort(np.concatenate([*fed.rows, *fed.client_test]))
+    together = np.sort(np.concatenate([*fed.indices, *fed.client_test]))
     assert np.array_equal(together, np.arange(100))
 
 
@@ -282,8 +282,8 @@ def test_subset_keeps_clients_and_classes():
     assert np.bincount(small.train.y).tolist() == [10, 10, 10]
     assert sum(small.sizes) + sum(map(len, small.client_test)) == 30
     for k in range(4):
-        own = {fed.train.x[r].numpy().tobytes() for r in fed.rows[k]}
-        assert all(small.train.x[r].numpy().tobytes() in own for r in small.rows[k])
+        own = {fed.train.x[r].numpy().tobytes() for r in fed.indices[k]}
+        assert all(small.train.x[r].numpy().tobytes() in own for r in small.indices[k])
 
 
 @pytest.mark.parametrize("client_test", [None, 0.3, "matched"])
@@ -294,8 +294,8 @@ def test_a_partition_is_recorded(tmp_path, client_test):
     with np.load(tmp_path / "partition.npz") as held:
         stored = {name: held[name] for name in held.files}
     assert str(stored["partition"]) == "dirichlet(0.05)"
-    rows = np.split(stored["rows"], stored["ends"][:-1])
-    assert all(np.array_equal(a, b) for a, b in zip(fed.rows, rows, strict=True))
+    rows = np.split(stored["indices"], stored["ends"][:-1])
+    assert all(np.array_equal(a, b) for a, b in zip(fed.indices, rows, strict=True))
     assert ("local" in stored) == (client_test is not None)
     if client_test is not None:
         assert str(stored["client_test_from"]) == fed.client_test_from

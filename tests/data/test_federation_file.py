@@ -240,7 +240,7 @@ def test_a_saved_federation_comes_back_as_it_was(path, kind, client_test):
             assert mine.dtype == other.dtype
     for name in ("classes", "names", "partition", "title", "transform", "client_test_from"):
         assert getattr(back, name) == getattr(fed, name), name
-    assert all(np.array_equal(a, b) for a, b in zip(fed.rows, back.rows, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(fed.indices, back.indices, strict=True))
     assert (back.client_test is None) == (client_test is None)
     for mine, other in zip(fed.client_test or [], back.client_test or [], strict=True):
         assert np.array_equal(mine, other)
@@ -254,14 +254,14 @@ def test_validation_samples_and_means_of_missing_values_are_saved(path):
     fed.save(path)
     back = Federation.load(path)
     assert sum(map(len, fed.validation)) > 0
-    for name in ("rows", "client_test", "validation"):
+    for name in ("indices", "client_test", "validation"):
         assert all(map(np.array_equal, getattr(fed, name), getattr(back, name))), name
     assert back.missing == fed.missing
     assert fed.missing[""].indicated == (1,)
     held = dict(np.load(path))
-    held["validation_rows"][0] = -1
+    held["validation_indices"][0] = -1
     np.savez(path, **held)
-    with pytest.raises(BadInput, match="validation rows are not among its 40 samples"):
+    with pytest.raises(BadInput, match="validation indices are not among its 40 samples"):
         Federation.load(path)
 
 
@@ -301,7 +301,7 @@ def test_texts_sounds_and_images_come_back_as_they_were(path, kind, settings):
         assert getattr(back, name).digest() == getattr(fed, name).digest()
     assert back.input_types == fed.input_types
     assert (back.transform, back.client_names, back.names) == (fed.transform, fed.client_names, fed.names)
-    for mine, other in zip([*fed.rows, *fed.client_test], [*back.rows, *back.client_test], strict=True):
+    for mine, other in zip([*fed.indices, *fed.client_test], [*back.indices, *back.client_test], strict=True):
         assert np.array_equal(mine, other)
 
 
@@ -329,8 +329,8 @@ def test_what_is_not_saved_and_not_a_federation(path):
         np.savez(path, **{**held, "x_test": held["x"], "y_test": held["y"], name: labels})
         with pytest.raises(BadInput, match=rf"not a federation that fedhead wrote \({name} is "):
             Federation.load(path)
-    np.savez(path, **held, client_test_rows=np.array([99]), client_test_ends=np.array([1, 1]))
-    with pytest.raises(BadInput, match="test rows are not among its 30 samples"):
+    np.savez(path, **held, client_test_indices=np.array([99]), client_test_ends=np.array([1, 1]))
+    with pytest.raises(BadInput, match="test indices are not among its 30 samples"):
         Federation.load(path)
 
 

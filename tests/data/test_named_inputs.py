@@ -47,7 +47,7 @@ def test_each_entry_is_stored_in_its_own_type_and_shape() -> None:
 def test_only_images_are_augmented_and_numbers_normalized_each_by_themselves() -> None:
     fed = named_federation(normalize="standard")
     pool = Pool(fed.train, fed.transform)
-    rows = torch.from_numpy(np.concatenate(fed.rows))
+    rows = torch.from_numpy(np.concatenate(fed.indices))
     x = pool.view(rows, None)
     torch.testing.assert_close(x["row"].mean(0), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(x["row"].std(0, correction=0), torch.ones(3), atol=1e-4, rtol=0)
@@ -74,7 +74,7 @@ def test_a_file_brings_the_federation_back(tmp_path: Path) -> None:
     fed = named_federation(normalize="standard")
     fed.save(tmp_path / "named.npz")
     back = fh.Federation.load(tmp_path / "named.npz")
-    held = fed.take(np.sort(np.concatenate([*fed.rows, *fed.client_test])))
+    held = fed.take(np.sort(np.concatenate([*fed.indices, *fed.client_test])))
     assert back.train.digest() == held.train.digest()
     assert back.transform == fed.transform
     assert (back.input_shape, back.sizes, back.test.digest()) == (fed.input_shape, fed.sizes, fed.test.digest())

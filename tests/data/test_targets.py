@@ -70,7 +70,7 @@ def test_partitions_of_classes_are_refused_and_others_work() -> None:
         return np.array_split(np.argsort(y[:, 0]), clients)
 
     sorted_ = fh.Federation.from_arrays(X, NUMBERS, by_size, 2, objective="regression")
-    assert sorted_.train.y[sorted_.rows[0]].max() <= sorted_.train.y[sorted_.rows[1]].min()
+    assert sorted_.train.y[sorted_.indices[0]].max() <= sorted_.train.y[sorted_.indices[1]].min()
     natural = fh.Federation.from_arrays(X, NUMBERS, groups=np.arange(40) % 4, test=0.2, objective="regression")
     assert natural.sizes == (8,) * 4
     assert natural.counts().tolist() == [[8]] * 4
@@ -93,7 +93,7 @@ def test_a_saved_federation_is_the_same(objective: str, y: Any, tmp_path: Path) 
 
 def _all(made: fh.Federation) -> list[Any]:
     assert made.client_test is not None
-    return [*made.rows, *made.client_test]
+    return [*made.indices, *made.client_test]
 
 
 @pytest.mark.slow

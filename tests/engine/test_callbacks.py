@@ -158,14 +158,18 @@ def test_validation_samples_are_a_share_of_each_clients_training_samples_drawn_b
     plain = federation(client_test=0.2)
     made = plain.with_validation(0.25, seed=3)
     assert made.validation is not None
-    for before, rows, held, tested in zip(plain.rows, made.rows, made.validation, plain.client_test or [], strict=True):
+    for before, rows, held, tested in zip(
+        plain.indices, made.indices, made.validation, plain.client_test or [], strict=True
+    ):
         assert len(held) == int(0.25 * len(before))
         assert sorted([*rows, *held]) == sorted(before)
         assert not set(held) & set(tested)
     assert all(map(np.array_equal, made.validation, plain.with_validation(0.25, seed=3).validation or []))
     assert not all(map(np.array_equal, made.validation, plain.with_validation(0.25, seed=4).validation or []))
-    fewer = replace(plain, rows=plain.rows[1:], client_test=None)  # a client's own samples don't depend on the others
-    assert len(fewer.with_validation(0.25, seed=3).rows) == 3
+    fewer = replace(
+        plain, indices=plain.indices[1:], client_test=None
+    )  # a client's own samples don't depend on the others
+    assert len(fewer.with_validation(0.25, seed=3).indices) == 3
     with pytest.raises(BadInput, match=r"validation: 0\.001 of the largest client's 40 samples is none"):
         fh.run(plain, "mlp", rounds=1, validation=0.001)
 

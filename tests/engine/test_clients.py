@@ -44,8 +44,10 @@ def test_clients_without_samples_neither_train_nor_are_tested() -> None:
 
 def test_what_is_trained_on_leaves_local_test_samples_out() -> None:
     fed = federation()
-    kept = [rows[1:] for rows in fed.rows]
-    held_out = replace(fed, rows=kept, client_test=[rows[:1] for rows in fed.rows], client_test_from="train", test=None)
+    kept = [rows[1:] for rows in fed.indices]
+    held_out = replace(
+        fed, indices=kept, client_test=[rows[:1] for rows in fed.indices], client_test_from="train", test=None
+    )
     local = LocalTraining(epochs=1, batch_size=4)
     made = make_simulation(held_out, [network("group")], METHODS["fedavg"](), rounds=1, local=local)
     pool = made.task.pool

@@ -96,7 +96,7 @@ def test_stacks_never_grow_and_usual_runs_have_one() -> None:
                 steps = [len(job.schedules[k][phase]) for k in places]
                 assert steps == sorted(steps, reverse=True)
         assert len(lists) == 1 or settings
-    order = sorted(range(4), key=lambda k: -len(job.rows[k]))
+    order = sorted(range(4), key=lambda k: -len(job.indices[k]))
     assert by_steps(job) == [order]
 
 

@@ -47,7 +47,7 @@ def federation() -> Federation:
     """Six clients, one more than Krum needs."""
     small = small_federation()
     rows = np.array_split(np.arange(len(small.train.y)), 6)
-    return dataclasses.replace(small, rows=rows, client_test=[np.arange(3 * k, 3 * k + 3) for k in range(6)])
+    return dataclasses.replace(small, indices=rows, client_test=[np.arange(3 * k, 3 * k + 3) for k in range(6)])
 
 
 def simulation(rule: Aggregator | None, method: Method | None = None, **settings: Any) -> Simulation:
@@ -206,6 +206,6 @@ def test_a_tensor_by_itself_is_combined_as_a_tree_is() -> None:
             return super().aggregate(server, replies, task).replace(scale=replies.mean("scale"))
 
     made = simulation(CoordinateMedian(), Scale(), rounds=1)
-    sizes = sorted(len(rows) for rows in made.clients.federation.rows)
+    sizes = sorted(len(rows) for rows in made.clients.federation.indices)
     run(made)
     assert float(made.server["scale"]) == (sizes[2] + sizes[3]) / 2

@@ -230,6 +230,6 @@ class Counts(OpenCounts):
 def test_a_user_s_stage_sends_sums_or_nothing() -> None:
     counts = simulation(rounds=0, stages=[Counts()])
     found = run(counts).stages["counts"].server["found"]
-    assert float(found.sum()) == sum(len(rows) for rows in counts.clients.federation.rows)
+    assert float(found.sum()) == sum(len(rows) for rows in counts.clients.federation.indices)
     with pytest.raises(BadInput, match="open_counts sends replies openly"):
         run(simulation(rounds=0, stages=[OpenCounts()]))

@@ -55,7 +55,7 @@ def background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def simulation(method: fh.Method | None = None, others: Sequence[SplitModel] = (), **settings: Any) -> Simulation:
     data = federation()
-    sizes = [len(rows) for rows in data.rows]
+    sizes = [len(rows) for rows in data.indices]
     assert sizes != sorted(sizes, reverse=True), "a stack takes the clients in another order"
     method = method or fh.FedAvg()
     usual = {"rounds": 3, "local": LOCAL}
@@ -72,7 +72,7 @@ def stacked(job: Job) -> Job:
 
 def assert_same(a: Job, b: Job) -> None:
     mine, theirs = a.stacked_inputs(), b.stacked_inputs()
-    for name in ("rows", "mask", "steps"):
+    for name in ("indices", "mask", "steps"):
         assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
     for one, other in zip(a.stacked_batches(), b.stacked_batches(), strict=True):
         assert all(torch.equal(x, y) for x, y in zip(one[:3], other[:3], strict=True))
@@ -124,7 +124,7 @@ def test_what_was_made_ahead_is_not_made_again(few: bool, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(job_tables, "batch_tables", never)
     job = stacked(made.jobs_of_round(2)[0])
-    assert [len(rows) for rows in job.rows] == sorted(map(len, job.rows), reverse=True)
+    assert [len(rows) for rows in job.indices] == sorted(map(len, job.indices), reverse=True)
     assert len(job.stacked_batches()[0]) == 8
     with pytest.raises(AssertionError, match="made in the round"):
         replace(job, tables=None).stacked_batches()
@@ -232,10 +232,10 @@ def test_the_rows_of_the_same_clients_are_copied_once() -> None:
     made = simulation()
     jobs = [stacked(made.jobs_of_round(number)[0]) for number in (1, 2)]
     first, second = (job.stacked_inputs() for job in jobs)
-    assert second.rows is first.rows
+    assert second.indices is first.indices
     assert second.mask is first.mask
     fewer = jobs[0].take([0, 2]).stacked_inputs()
-    assert torch.equal(fewer.rows[1], first.rows[2])
-    assert jobs[1].stacked_inputs().rows is first.rows, "several tables are kept"
+    assert torch.equal(fewer.indices[1], first.indices[2])
+    assert jobs[1].stacked_inputs().indices is first.indices, "several tables are kept"
     jobs[0].inputs(0)
-    assert jobs[1].stacked_inputs().rows is first.rows
+    assert jobs[1].stacked_inputs().indices is first.indices

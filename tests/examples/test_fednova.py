@@ -37,8 +37,8 @@ def test_it_is_a_plain_loop(momentum: float) -> None:
     )  # a plain loop augments nothing
     model = network("group").double()
     plain = Plain(fed, momentum=momentum)
-    clients = [k for k, rows in enumerate(fed.rows) if len(rows)]
-    total = sum(len(fed.rows[k]) for k in clients)
+    clients = [k for k, rows in enumerate(fed.indices) if len(rows)]
+    total = sum(len(fed.indices[k]) for k in clients)
     current = copy.deepcopy(model)
     for number in (1, 2):
         updates, effective = [], 0.0
@@ -48,7 +48,7 @@ def test_it_is_a_plain_loop(momentum: float) -> None:
             for _ in range(steps):
                 velocity = momentum * velocity + 1
                 norm += velocity
-            share = len(fed.rows[k]) / total
+            share = len(fed.indices[k]) / total
             effective += share * norm
             pairs = zip(trained.parameters(), current.parameters(), strict=True)
             updates.append([share * (y - x).detach() / norm for y, x in pairs])

@@ -49,7 +49,7 @@ def first_job(name: str) -> Job:
     settings: dict[str, Any] = {"rounds": 3, "local": local, "dtype": torch.float64}
     simulation = make_simulation(federation(), [network("batch", method.head)], method, **settings)
     job = simulation.jobs(method, simulation.server, simulation.states, simulation.clients.holders, 1)[0]
-    return job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k]))[-3:])
+    return job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.indices[k]))[-3:])
 
 
 def trained(job: Job, trainer: Trainer) -> Tree:

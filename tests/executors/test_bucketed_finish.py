@@ -43,7 +43,7 @@ def test_groups_send_what_the_whole_stack_does(name: str, reads: bool, monkeypat
 
     def total(self: Client, fn: Any) -> Tree:
         found = plain_total(self, fn)
-        samples[0] += self._rows.shape[-1]
+        samples[0] += self._indices.shape[-1]
         return found
 
     def finish(self: Any, w: Weights, client: Client) -> fh.Reply:
@@ -53,7 +53,7 @@ def test_groups_send_what_the_whole_stack_does(name: str, reads: bool, monkeypat
 
     monkeypatch.setattr(Client, "total", total)
     monkeypatch.setattr(METHODS[name], "finish", finish)
-    assert [len(rows) for rows in asked.rows] == SIZES
+    assert [len(rows) for rows in asked.indices] == SIZES
     inputs = asked.stacked_inputs()
     with torch.no_grad():
         w = VmapVectorizer().start(asked.program)(inputs)

@@ -63,7 +63,7 @@ def prepared(name: str, norm: str) -> Job:
     job = simulation.jobs(
         simulation.experiment.method, simulation.server, simulation.states, simulation.clients.holders, 2
     )[0]
-    return job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k])))
+    return job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.indices[k])))
 
 
 def assert_equals_plain_steps(job: Job, trainer: Trainer) -> None:

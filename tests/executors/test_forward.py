@@ -24,7 +24,7 @@ from fedhead.core.training import batching
 from fedhead.core.training.batch import Output
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Weights
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.data.pool import Pool
 from fedhead.engine.clients.server import make_downlink
 from fedhead.engine.rounds.rounds import run_stage, train_round
@@ -64,7 +64,7 @@ def simulate(name: str, models: list[SplitModel], rounds: int = 1) -> Simulation
     return made
 
 
-def work(simulation: Simulation) -> list[tuple[Job, list[Rows]]]:
+def work(simulation: Simulation) -> list[tuple[Job, list[Indices]]]:
     """The clients that have something to be tested on, a job an architecture, and their rows."""
     local = simulation.clients.federation.client_test
     assert local is not None
@@ -74,7 +74,7 @@ def work(simulation: Simulation) -> list[tuple[Job, list[Rows]]]:
     return [(job, [local[k] for k in job.clients]) for job in jobs]
 
 
-def plain(job: Job, place: int, simulation: Simulation, rows: Rows) -> Tensor:
+def plain(job: Job, place: int, simulation: Simulation, rows: Indices) -> Tensor:
     """The scores of one client's own model, without any of the machinery."""
     assert simulation.test is not None
     algorithm, client = job.program.algorithm, job.program.client(job.inputs(place))

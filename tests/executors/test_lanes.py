@@ -129,7 +129,7 @@ def small_model(width: int) -> torch.nn.Sequential:
 
 
 def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) -> None:
-    lengths = {-(-len(rows) // LOCAL.batch_size) * LOCAL.epochs for rows in federation().rows if len(rows)}
+    lengths = {-(-len(rows) // LOCAL.batch_size) * LOCAL.epochs for rows in federation().indices if len(rows)}
     assert len(lengths) > 1, "clients must differ in steps, or this says little"
     assert max(lengths) > STEPS_PER_GRAPH
     executor = Lanes()

@@ -74,7 +74,7 @@ def simulation(method: Scaled) -> Simulation:
 
 def trained(run: Simulation, method: Scaled, trainer: Trainer) -> Tensor:
     job = run.jobs(method, run.server, run.states, run.clients.holders, 1)[0].take([0, 1])
-    order = sorted(range(2), key=lambda k: -len(job.rows[k]))
+    order = sorted(range(2), key=lambda k: -len(job.indices[k]))
     job = job.take(order)
     sent = local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), trainer).send
     return torch.cat([value.flatten() for value in sent.leaves().values()])

@@ -85,7 +85,7 @@ def test_replies_of_a_stack_are_a_mapping() -> None:
     replies = simulation.exchange(simulation.context(2), [0, 1, 3]).replies
     assert list(replies) == [0, 1, 3]
     assert (1 in replies, 2 in replies) == (True, False)
-    assert replies[1].samples == len(simulation.clients.federation.rows[1])
+    assert replies[1].samples == len(simulation.clients.federation.indices[1])
     assert replies.losses().keys() == {0, 1, 3}
     left = replies.without({0: "a fault"})
     assert (list(left), len(left), len(left.sent), 0 in left) == ([1, 3], 2, 2, False)

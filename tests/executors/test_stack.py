@@ -130,7 +130,7 @@ def test_each_architecture_has_its_own_stream_on_a_gpu(broken: bool, monkeypatch
 
 
 def test_clients_of_equal_steps_are_one_list_with_the_largest_first() -> None:
-    job: Any = SimpleNamespace(schedules=[[range(2)], [range(2)], [range(2)]], rows=[range(3), range(4), range(4)])
+    job: Any = SimpleNamespace(schedules=[[range(2)], [range(2)], [range(2)]], indices=[range(3), range(4), range(4)])
     assert by_steps(job) == [[1, 2, 0]]
     job.schedules[0] = [range(1)]
     assert by_steps(job) == [[1, 2, 0]]

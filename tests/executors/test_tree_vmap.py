@@ -20,7 +20,7 @@ INPUTS = ClientInputs(
     per_client=Tree(),
     state=Tree(own=Tree(b=torch.arange(6.0).reshape(COUNT, 2))),
     counts=torch.arange(6.0).reshape(COUNT, 2),
-    rows=torch.arange(COUNT)[:, None],
+    indices=torch.arange(COUNT)[:, None],
     mask=torch.ones(COUNT, 1),
     steps=torch.tensor([1.0, 2.0, 3.0]),
     lr=torch.tensor(0.1),

@@ -58,7 +58,7 @@ def test_the_matrix_equals_a_simulation(case: str, tmp_path: Path) -> None:
     jobs = simulation.jobs(algorithm, server, states, clients.holders, number)
     inputs = {k: (job, job.inputs(i)) for job in jobs for i, k in enumerate(job.clients)}
     seen = {(cell["model"], cell["test"]): cell for cell in cells}
-    rows, pool = clients.test_rows
+    rows, pool = clients.test_indices
     tested = [k for k in clients.holders if len(rows[k])]
     shared = global_model(algorithm, server, clients.task)
     names = [f"site-{k}" for k in clients.holders]

@@ -76,12 +76,12 @@ def test_the_share_of_a_client_holds_nothing_of_the_others() -> None:
     whole = federation()
     own = site_data.share(whole, 3)
     assert own.sizes == (0, 0, 0, 14, 0)
-    assert torch.equal(own.train.x, whole.train.x[whole.rows[3]])
+    assert torch.equal(own.train.x, whole.train.x[whole.indices[3]])
     assert torch.equal(own.test.x, whole.test.x[whole.client_test[3]])
     split = federation().with_client_test(0.3)
     part = site_data.share(split, 0)
     assert torch.equal(part.train.x[part.client_test[0]], split.train.x[split.client_test[0]])
-    assert len(part.train.y) == len(split.rows[0]) + len(split.client_test[0])
+    assert len(part.train.y) == len(split.indices[0]) + len(split.client_test[0])
 
 
 def bad_data(folder: Path) -> dict[str, str]:

@@ -117,11 +117,11 @@ def test_rows_are_drawn_once(tmp_path: Path) -> None:
 
     whole = factory.own_data.federation(server.spec, 0, "own.npz", base=tmp_path)
     simulated = whole.with_client_test(0.2, seed=0)
-    expected = np.bincount(simulated.train.y[torch.from_numpy(simulated.rows[0])], minlength=3).tolist()
+    expected = np.bincount(simulated.train.y[torch.from_numpy(simulated.indices[0])], minlength=3).tolist()
     assert count(server.spec) == expected
     others = [server.new_run(seed=seed) for seed in range(1, 5)]
     moved = replace(server.new_run(), sites=["south", "east", "north"])
-    drawn = {tuple(whole.with_client_test(0.2, seed=seed).rows[0]) for seed in range(5)}
+    drawn = {tuple(whole.with_client_test(0.2, seed=seed).indices[0]) for seed in range(5)}
     assert len(drawn) == 5
     assert all(count(spec) == expected for spec in [*others, moved])
 

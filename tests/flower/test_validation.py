@@ -179,7 +179,7 @@ def test_what_can_t_be_validated_is_refused_before_the_first_round(tmp_path: Pat
     metrics = find(["f1", lambda confusion: 1.0])
     with pytest.raises(BadInput, match=r"best_model watches lambda, which is no sum over samples: watch one of .*, f1"):
         run(world.transport(InProcess({})), metrics=metrics, callbacks=[fh.BestModel("lambda", mode="max")])
-    empty = [rows[:0] for rows in world.federation.rows]
+    empty = [rows[:0] for rows in world.federation.indices]
     world.federation = dataclasses.replace(world.federation, validation=empty)
     with pytest.raises(FedheadError, match="no site has validation samples; set 'validation' in site"):
         run(world.transport(world.grid()), callbacks=[fh.BestModel()])

@@ -78,7 +78,7 @@ def compare(
     """Hold the list against the messages of a run; return the list."""
     data, metrics = federation(), more.pop("metrics", [])
     if validated:
-        data = dataclasses.replace(data, validation=[rows[:2] for rows in data.rows])
+        data = dataclasses.replace(data, validation=[rows[:2] for rows in data.indices])
         more["validation"] = 0.2
     settings = {**SETTINGS, **more}
     world = make_world(data, {"own": model}, method, settings, folder, stages=stages, metrics=metrics)

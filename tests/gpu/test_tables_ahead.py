@@ -69,12 +69,12 @@ def test_the_host_does_not_wait_for_the_gpu() -> None:
         assert job.tables is not None
         torch.cuda.synchronize()
         torch.cuda._sleep(1_000_000_000)  # about half a second
-        found = job.stacked_inputs().rows, job.stacked_batches()[0].rows
+        found = job.stacked_inputs().indices, job.stacked_batches()[0].indices
         busy = not torch.cuda.current_stream().query()
         torch.cuda.synchronize()
     assert busy, "the GPU had not caught up"
     assert (
         found[0].tolist()
-        == made.clients.pool.row_tables.get_or_make(job.rows, lambda: pytest.fail("not kept"))[0].tolist()
+        == made.clients.pool.index_tables.get_or_make(job.indices, lambda: pytest.fail("not kept"))[0].tolist()
     )
     assert len(found[1]) == max(len(mine[0]) for mine in job.schedules)

@@ -78,7 +78,7 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
                 batch, _ = table.batch(step, pool)
                 batch = Batch(*(t[batch.weight > 0] for t in batch))
                 if method.cl:  # both views as one batch, over which BatchNorm normalizes
-                    views = torch.cat([batch.x, pool.view(batch.rows, random.fold_in(batch.key, 1))])
+                    views = torch.cat([batch.x, pool.view(batch.indices, random.fold_in(batch.key, 1))])
                     out, count = model(views), len(batch.y)
                     loss = F.cross_entropy(out.logits[:count], batch.y)
                     loss = loss + contrast(out.h[:count], out.h[count:], batch.y, method)
@@ -94,9 +94,9 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
                 loss.backward()
                 optimizer.step()
             models[client] = model
-    total = sum(len(fed.rows[k]) for k in models)
+    total = sum(len(fed.indices[k]) for k in models)
     average = {
-        name: sum(len(fed.rows[k]) / total * dict(m.named_parameters())[name].detach() for k, m in models.items())
+        name: sum(len(fed.indices[k]) / total * dict(m.named_parameters())[name].detach() for k, m in models.items())
         for name in ("classifier.weight", "classifier.bias")
     }
     return Tree(average), models

@@ -83,8 +83,8 @@ def test_a_client_of_one_class_learns_nothing_from_a_masked_softmax() -> None:
 def test_a_client_of_one_class_learns_out_of_the_box(method: FedETF | FedRoD) -> None:
     """At Dirichlet(0.05) some clients of digits have one class: masked, they would only dilute the average."""
     whole = federation()
-    of_class_0 = [rows[whole.train.y[rows].numpy() == 0] for rows in whole.rows]
-    one_class = dataclasses.replace(whole, rows=of_class_0)
+    of_class_0 = [rows[whole.train.y[rows].numpy() == 0] for rows in whole.indices]
+    one_class = dataclasses.replace(whole, indices=of_class_0)
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     head = "etf" if isinstance(method, FedETF) else "linear"
     simulation = make_simulation(one_class, [network("group", head)], method, rounds=1, local=local)

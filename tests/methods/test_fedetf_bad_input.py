@@ -45,7 +45,7 @@ def test_clients_of_one_class_and_of_one_sample(name: str) -> None:
     fed = federation()
     y = fed.train.y.numpy()
     rows = [np.flatnonzero(y == 0), np.array([5]), np.flatnonzero(y == 2)[:3], np.flatnonzero(y == 1)]
-    fed = dataclasses.replace(fed, rows=rows, client_test=[np.arange(4)] * 4)
+    fed = dataclasses.replace(fed, indices=rows, client_test=[np.arange(4)] * 4)
     result = go(fed, name, fh.FineTune())
     assert finite(result)
     assert len(result.stages["finetune"].metrics["clients"]) == 4
@@ -54,7 +54,7 @@ def test_clients_of_one_class_and_of_one_sample(name: str) -> None:
 @pytest.mark.parametrize("name", quick(FAMILY, "fedetf", "fedproto"))
 def test_a_class_that_no_client_has(name: str) -> None:
     fed = federation()
-    fed = dataclasses.replace(fed, rows=[rows[fed.train.y[rows].numpy() != 1] for rows in fed.rows])
+    fed = dataclasses.replace(fed, indices=[rows[fed.train.y[rows].numpy() != 1] for rows in fed.indices])
     result = go(fed, name, fh.FineTune())
     assert finite(result)
     if name == "fedproto":

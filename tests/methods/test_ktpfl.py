@@ -143,7 +143,7 @@ def test_a_second_round_distils_the_mixture_and_then_trains() -> None:
                     logits = model(batch.x[real]).logits
                     if source is public:
                         log_q = F.log_softmax(logits / 3.0, dim=1)
-                        loss = F.kl_div(log_q, target[batch.rows[real]], reduction="batchmean")
+                        loss = F.kl_div(log_q, target[batch.indices[real]], reduction="batchmean")
                     else:
                         loss = F.cross_entropy(logits, batch.y[real])
                     optimizer.zero_grad()
@@ -246,7 +246,7 @@ def test_the_first_round_may_have_its_own_number_of_epochs() -> None:
         jobs = made.jobs(made.experiment.method, made.server, made.states, made.clients.holders, number)
         for job in jobs:
             for k, (public, first, later) in zip(job.clients, job.schedules, strict=True):
-                per_epoch = -(-len(made.clients.federation.rows[k]) // 4)
+                per_epoch = -(-len(made.clients.federation.indices[k]) // 4)
                 assert len(first) + len(later) == epochs * per_epoch
                 assert (len(later) == 0) == (number == 1)
                 assert (len(public) == 0) == (number == 1)

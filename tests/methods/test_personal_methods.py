@@ -82,16 +82,16 @@ def equal(found: Tree, expected: dict[str, Tensor], tolerance: float = 1e-10) ->
 
 
 def own_data(fed: Federation, client: int) -> tuple[Tensor, Tensor]:
-    rows = fed.rows[client]
+    rows = fed.indices[client]
     return fed.transform(fed.train.x[rows]).double(), fed.train.y[rows]
 
 
 def counts(fed: Federation, client: int) -> Tensor:
-    return torch.bincount(fed.train.y[fed.rows[client]], minlength=CLASSES).double()
+    return torch.bincount(fed.train.y[fed.indices[client]], minlength=CLASSES).double()
 
 
 def sizes(fed: Federation) -> list[float]:
-    return [float(len(fed.rows[k])) for k in CLIENTS]
+    return [float(len(fed.indices[k])) for k in CLIENTS]
 
 
 def test_ditto(fed: Federation, plain: Plain) -> None:
@@ -268,7 +268,7 @@ def test_fednh(fed: Federation, plain: Plain, average_over: str) -> None:
 
 
 def test_fednh_leaves_the_prototype_of_a_class_that_nobody_holds(fed: Federation) -> None:
-    without = dataclasses.replace(fed, rows=[rows[fed.train.y[rows] != 1] for rows in fed.rows])
+    without = dataclasses.replace(fed, indices=[rows[fed.train.y[rows] != 1] for rows in fed.indices])
     found = simulate(without, [network("group", "prototype")], FedNH(), rounds=1)
     before, after = found.clients.initial[0]["classifier.weight"], found.server["model"]["classifier.weight"]
     torch.testing.assert_close(after[1], before[1], atol=1e-12, rtol=0)
@@ -322,7 +322,7 @@ def test_fedproto_takes_distances_before_the_dropout_behind_the_prototypes(fed: 
     server = Tree(prototypes=Tree(mean=h, seen=torch.ones(CLASSES, dtype=torch.float64)))
     (job,) = simulation.jobs(simulation.experiment.method, server, simulation.states, [0], 1)
     classes, weight = torch.arange(CLASSES), torch.ones(CLASSES, dtype=torch.float64)
-    batch = Batch(x, classes, weight, rows=classes, key=classes)
+    batch = Batch(x, classes, weight, indices=classes, key=classes)
     pulled, plain = (
         FedProto(lam=lam).loss(
             simulation.clients.initial[0], batch, job.program.client(job.inputs(0), key=torch.tensor(7))

@@ -254,6 +254,6 @@ def test_means_over_clients_are_named_and_metrics_are_per_client_too() -> None:
     assert row["personal_loss_weighted"] == pytest.approx(np.average(row["client_test_loss"], weights=weights))
     assert row["metrics"]["worst_client"] == pytest.approx(min(a, b) / 100)
     assert row["personal_metrics"]["f1"] == pytest.approx(np.mean(row["client_metrics"]["f1"]))
-    losses, sizes = list(row["client_train_loss"].values()), [len(rows) for rows in made.rows]
+    losses, sizes = list(row["client_train_loss"].values()), [len(rows) for rows in made.indices]
     assert row["train_loss"] == pytest.approx(np.average(losses, weights=sizes))
     assert row["train_loss_unweighted"] == pytest.approx(np.mean(losses))

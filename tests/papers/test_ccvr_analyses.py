@@ -191,7 +191,7 @@ def test_local_models_are_those_of_the_round(run: Path) -> None:
     again = fresh(trained)
     train_round(again.using(Loop()), 1)
     train_round(again.using(Loop()), 2)
-    shares = torch.tensor([float(len(again.clients.federation.rows[k])) for k in models[2]], dtype=torch.float32)
+    shares = torch.tensor([float(len(again.clients.federation.indices[k])) for k in models[2]], dtype=torch.float32)
     mean = sum(w["classifier.weight"] * s for w, s in zip(models[2].values(), shares / shares.sum(), strict=True))
     # FedAvg's model after round 2 is the mean of round 2's local models, and the one that the run ended with
     torch.testing.assert_close(mean, again.server["model"]["classifier.weight"])

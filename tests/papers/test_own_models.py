@@ -58,7 +58,7 @@ def test_features_of_the_clients_own_samples(models: Callable[[], list[SplitMode
     # and by hand for one client
     k = simulation.clients.holders[-1]
     w = client_models.local_models(simulation, Loop(), 2)[k]
-    rows = torch.from_numpy(simulation.clients.federation.rows[k])
+    rows = torch.from_numpy(simulation.clients.federation.indices[k])
     with torch.no_grad():
         out = torch.func.functional_call(
             simulation.clients.task_of(k).model.eval(), dict(w), (simulation.clients.pool.view(rows, None),)

@@ -154,14 +154,14 @@ def test_loop_and_stack_give_the_same_numbers(method: str) -> None:
 def step(data: fh.Federation, clip: float, multiplier: float) -> fh.Tree:
     """Return the sum of gradients of one step of one client."""
     run = simulated(data, sample_dp(clip=clip, noise_multiplier=multiplier, epsilon=1e20))
-    return (run.transport.clients.initial[0].params - run.server["model"].params) * len(data.rows[0])
+    return (run.transport.clients.initial[0].params - run.server["model"].params) * len(data.indices[0])
 
 
 @given(st.integers(2, 30), st.floats(0.01, 10))
 @settings(max_examples=10, deadline=None)
 def test_one_sample_moves_the_sum_of_gradients_by_at_most_the_clipping_norm(size: int, clip: float) -> None:
     data = federation(30)
-    with_sample, without = (dataclasses.replace(data, rows=[np.arange(n)]) for n in (size, size - 1))
+    with_sample, without = (dataclasses.replace(data, indices=[np.arange(n)]) for n in (size, size - 1))
     moved = step(with_sample, clip, 1e-9) - step(without, clip, 1e-9)
     assert 0 < math.sqrt(float(moved.sq())) <= clip * (1 + 1e-6)
 
@@ -171,7 +171,7 @@ def test_a_gradient_that_is_not_finite_counts_as_none() -> None:
     data = federation(8)
     data.train.x[3] = 1e38
     moved = step(data, 1.0, 1e-9)
-    without = step(dataclasses.replace(data, rows=[np.array([0, 1, 2, 4, 5, 6, 7])]), 1.0, 1e-9)
+    without = step(dataclasses.replace(data, indices=[np.array([0, 1, 2, 4, 5, 6, 7])]), 1.0, 1e-9)
     for name, t in without.items():
         torch.testing.assert_close(moved[name], t, atol=1e-6, rtol=1e-6)
 

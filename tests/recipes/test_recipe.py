@@ -214,8 +214,8 @@ def test_there_is_no_default_data_set() -> None:
 def test_seeds_may_share_one_split() -> None:
     shared = [recipe_data.federation(Recipe(dataset="digits", seed=seed, partition_seed=5)) for seed in (0, 1)]
     own = [recipe_data.federation(Recipe(dataset="digits", seed=seed)) for seed in (0, 1)]
-    assert all((a == b).all() for a, b in zip(shared[0].rows, shared[1].rows, strict=True))
-    assert [len(rows) for rows in own[0].rows] != [len(rows) for rows in own[1].rows]
+    assert all((a == b).all() for a, b in zip(shared[0].indices, shared[1].indices, strict=True))
+    assert [len(rows) for rows in own[0].indices] != [len(rows) for rows in own[1].indices]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_local_training_is_that_of_a_plain_loop(
                     nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"])
                 optimizer.step()
             models.append(model)
-        expected = average(models, [len(rows) for rows in federation.rows])
+        expected = average(models, [len(rows) for rows in federation.indices])
     for name, value in values(expected).items():
         torch.testing.assert_close(simulation.server["model"][name], value, atol=1e-10, rtol=1e-10)
 

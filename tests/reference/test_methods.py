@@ -74,7 +74,7 @@ def equal(found: Tree, expected: dict[str, Tensor]) -> None:
 
 
 def sizes(fed: Federation) -> list[float]:
-    return [float(len(fed.rows[k])) for k in CLIENTS]
+    return [float(len(fed.indices[k])) for k in CLIENTS]
 
 
 def test_local(fed: Federation, model: SplitModel, plain: Plain) -> None:

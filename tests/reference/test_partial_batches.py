@@ -82,7 +82,7 @@ def federation() -> Federation:
     ends = np.cumsum(SIZES)
     return Federation(
         train=Samples(x, torch.from_numpy(rng.randint(0, CLASSES, total))),
-        rows=[np.arange(end - size, end) for end, size in zip(ends, SIZES, strict=True)],
+        indices=[np.arange(end - size, end) for end, size in zip(ends, SIZES, strict=True)],
         classes=CLASSES,
         transform=Transform.named("none", "half"),
     )

@@ -64,7 +64,7 @@ def test_it_goes_on_with_the_executor_and_the_precision_of_the_run_where_it_can(
 
 def test_other_data_and_runs_without_a_checkpoint_are_refused(run: Path) -> None:
     other = recipe_data.federation(RECIPE.override(["partition_seed=9"]), None)
-    assert not np.array_equal(other.rows[0], recipe_data.federation(RECIPE, None).rows[0])
+    assert not np.array_equal(other.indices[0], recipe_data.federation(RECIPE, None).indices[0])
     (run / PARTITION).unlink()
     RunFolder.open(run).save_split(other)
     with pytest.raises(BadInput, match="the data has changed"):

@@ -335,7 +335,7 @@ def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:
         replace(fed, client_test=[fed.client_test[0][:1], *fed.client_test[1:]]),
         replace(fed, client_test=None),
         replace(fed, test=fed.train, client_test_from="test"),
-        replace(fed, rows=fed.rows[:2], client_test=fed.client_test[:2]),
+        replace(fed, indices=fed.indices[:2], client_test=fed.client_test[:2]),
         replace(fed, train=fed.train._replace(x=fed.train.x + 1)),  # the same split of other samples
     ):
         with pytest.raises(BadInput):

@@ -276,9 +276,9 @@ def test_recalibration_uses_all_training_rows_but_no_test_rows() -> None:
     simulation = trained()
     own = federation()
     # the last ten training rows become local test rows: the oracle must not see them
-    rows = [r[r < 21] for r in own.rows]
+    rows = [r[r < 21] for r in own.indices]
     cut = dataclasses.replace(
-        own, rows=rows, client_test=[np.arange(21, 31)] + [np.array([], np.int64)] * 4, client_test_from="train"
+        own, indices=rows, client_test=[np.arange(21, 31)] + [np.array([], np.int64)] * 4, client_test_from="train"
     )
     held = make_simulation(cut, [network("group")], simulation.experiment.method, rounds=1, local=LOCAL)
     assert held.task.pool is not None

@@ -72,7 +72,7 @@ def test_every_method_can_be_fine_tuned_alike_on_both_executors(name: str) -> No
 @pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
 def test_a_full_learning_rate_is_that_of_the_first_round(executor: Executor) -> None:
     """One client with one batch: w - lr * gradient at each of the two steps, with 0.05 instead of 0.05 * 0.9²."""
-    simulation = trained(FedAvg(), rows=[torch.arange(4).numpy()] + [torch.arange(0).numpy()] * 4)
+    simulation = trained(FedAvg(), indices=[torch.arange(4).numpy()] + [torch.arange(0).numpy()] * 4)
     tuned = run_stage(simulation.using(executor), FineTune(full_lr=True)).states[0]["tuned"]
     fed, model = simulation.clients.federation, network("group").double()
     load(model, simulation.server["model"])
@@ -99,7 +99,7 @@ def test_a_rate_that_a_method_keeps_from_the_schedule_stays_so() -> None:
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.5), Scaffold()])
 def test_the_general_rule_is_one_more_local_update(method: Method) -> None:
     """A run of one more round sends what the stage keeps: the same losses and corrections, but other batches."""
-    simulation = trained(method, rows=[torch.arange(4).numpy()] + [torch.arange(0).numpy()] * 4)
+    simulation = trained(method, indices=[torch.arange(4).numpy()] + [torch.arange(0).numpy()] * 4)
     # one client with one full batch: every order of the samples gives the same two steps
     tuned = run_stage(simulation.using(Loop()), FineTune()).states[0]["tuned"]
     job = simulation.jobs(method, simulation.server, simulation.states, [0], STAGE)[0]
@@ -156,7 +156,7 @@ def test_the_public_codes_fine_tuning_against_a_plain_loop(norm: str, epochs: in
     for k in CLIENTS:
         model = network(norm, "etf").double()
         load(model, simulation.server["model"])
-        n = torch.bincount(fed.train.y[fed.rows[k]], minlength=3).double()
+        n = torch.bincount(fed.train.y[fed.indices[k]], minlength=3).double()
         vectors, layer = model.classifier.weight, list(model.projection.parameters())
         everything = [*model.extractor.parameters(), *layer, model.classifier.scale]
         steps = [torch.optim.SGD(everything, 0.05 * decay, weight_decay=0.01)]

@@ -138,8 +138,8 @@ def test_the_weight_is_the_one_that_suits_held_out_samples_which_no_candidate_ha
     result = fh.run(fed, MODEL, rounds=0, stages=[fh.PersonalRidge(alpha=alpha)])
     task = result.trained.clients.task
     assert result.weights is not None
-    for k, rows in enumerate(fed.rows):
-        own, others = list(rows), [row for j, other in enumerate(fed.rows) if j != k for row in other]
+    for k, rows in enumerate(fed.indices):
+        own, others = list(rows), [row for j, other in enumerate(fed.indices) if j != k for row in other]
         held = [row for row, left in zip(own, held_out(0.2, torch.ones(len(own)), 0).tolist(), strict=True) if left]
         used = [*[row for row in own if row not in held], *others]
         z = features(task.model, result.weights, result.trained.clients.pool, torch.tensor([*used, *held]))[0].double()

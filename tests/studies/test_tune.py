@@ -109,9 +109,9 @@ def test_the_search_tests_on_samples_that_it_does_not_train_on_and_gives_them_ba
     assert made.client_test is not None
     held = torch.cat([made.test.x[torch.from_numpy(rows)] for rows in made.client_test])
     assert len(held) == len(made.test.y) == sum(int(0.15 * n) for n in _sizes(recipe))
-    trained = made.train.x[torch.from_numpy(np.concatenate(made.rows))]
+    trained = made.train.x[torch.from_numpy(np.concatenate(made.indices))]
     assert not (trained[:, None] == made.test.x[None]).all(-1).any()
-    assert sum(map(len, made.rows)) + len(made.test.y) == sum(_sizes(recipe))  # clients' test rows are in neither
+    assert sum(map(len, made.indices)) + len(made.test.y) == sum(_sizes(recipe))  # clients' test rows are in neither
 
 
 def _sizes(recipe: Recipe) -> list[int]:
@@ -121,7 +121,7 @@ def _sizes(recipe: Recipe) -> list[int]:
 
 def _pairs(made: fh.Federation) -> list[tuple[Any, Any]]:
     assert made.client_test is not None
-    return list(zip(made.rows, made.client_test, strict=True))
+    return list(zip(made.indices, made.client_test, strict=True))
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def backdoor(federation: Federation, clients: Collection[int], target: int = 0) 
     """Return the federation with the trigger and the target's label in every second sample of some clients."""
     x, y = federation.train.x.clone(), federation.train.y.clone()
     for k in clients:
-        rows = torch.as_tensor(federation.rows[k])[::2]
+        rows = torch.as_tensor(federation.indices[k])[::2]
         x[rows], y[rows] = with_trigger(x[rows]), target
     return replace(federation, train=federation.train._replace(x=x, y=y))
 
@@ -180,7 +180,7 @@ def flip_labels(federation: Federation, clients: Collection[int]) -> Federation:
     """Return the federation with class c in place of class C − 1 − c in the data of some clients."""
     y = federation.train.y.clone()
     for k in clients:
-        rows = torch.as_tensor(federation.rows[k])
+        rows = torch.as_tensor(federation.indices[k])
         y[rows] = federation.classes - 1 - y[rows]
     return replace(federation, train=federation.train._replace(y=y))
 

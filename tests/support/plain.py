@@ -61,7 +61,7 @@ class Plain:
         self, client: int, round: int, phase: int = 0, algorithm: str = "train", epochs: int | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """The client's batches in the plan's order, without any padding."""
-        rows = self.federation.rows[client]
+        rows = self.federation.indices[client]
         key = batching.phase_key(self.seed, round, algorithm, phase, client)
         draw = batching.DrawArguments(len(rows), self.batch_size, epochs or self.epochs, False, key)
         (schedule,) = batching.draw_all([draw])

@@ -30,7 +30,7 @@ class ClientInputs(NamedTuple):
     per_client: Tree  # K, entries that only this client receives
     state: Tree  # K, client state
     counts: Tensor  # K, training samples per class
-    rows: Tensor  # K, indices of its training samples, padded to equal length
+    indices: Tensor  # K, of its training samples, padded to equal length
     mask: Tensor  # K, 1 for a sample, 0 for padding
     steps: Tensor  # K, local steps of the round
     lr: Tensor  # learning rate of the round
@@ -111,7 +111,7 @@ class Client:
         self.steps = inputs.steps
         self.lr = inputs.lr
         self.round = inputs.round
-        self._rows, self._mask = inputs.rows, inputs.mask
+        self._indices, self._mask = inputs.indices, inputs.mask
         self._pool, self._chunk, self._bf16, self._key = pool, chunk, bf16, key
         self._public, self._weight, self._on_total = public, weight, on_total
         self._to_channels_last = to_channels_last
@@ -236,7 +236,7 @@ class Client:
         Returns:
             Inputs like `batch.x`.
         """
-        return self._pool.another_view(batch.rows, batch.key, number)
+        return self._pool.another_view(batch.indices, batch.key, number)
 
     def total(self, fn: Callable[[Batch], Tree]) -> Tree:
         """Sum a function over all training samples of the client, without augmentation.
@@ -251,9 +251,11 @@ class Client:
         if self._on_total is not None:
             self._on_total()
         total: Tree | None = None
-        for rows, mask in zip(torch.split(self._rows, self._chunk), torch.split(self._mask, self._chunk), strict=True):
+        for indices, mask in zip(
+            torch.split(self._indices, self._chunk), torch.split(self._mask, self._chunk), strict=True
+        ):
             with self._padding(mask):
-                part = fn(self._pool.batch(rows, mask))
+                part = fn(self._pool.batch(indices, mask))
             # clone before adding in place: fn may return a tensor that it shares
             total = part.clone() if total is None else total.map(torch.Tensor.add_, part)
             del part  # free it before the next part is computed

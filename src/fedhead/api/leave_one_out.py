@@ -48,7 +48,7 @@ def leave_one_out(
     out = settings.pop("out", None)
     rows: dict[str | int, dict[str, Any]] = {}
     for k in range(len(federation)):
-        if len(federation.rows[k]):
+        if len(federation.indices[k]):
             name = k if federation.client_names is None else federation.client_names[k]
             fold = federation.leave_out(k)
             folder = None if out is None else Path(out) / f"site{k}"

@@ -240,7 +240,7 @@ def _closed_form(
 ) -> tuple[list[dict[str, Any]], Result | None]:
     """Return one row per head; with `skip`, a failing head has a note instead of values."""
     absent = "refuse" if features.counts().sum(0).all() else "never"
-    pooled = replace(features, rows=[np.sort(np.concatenate(features.rows))], client_test=None, client_names=None)
+    pooled = replace(features, indices=[np.sort(np.concatenate(features.indices))], client_test=None, client_names=None)
     rows: list[dict[str, Any]] = []
     last: Result | None = None
     for name in names:

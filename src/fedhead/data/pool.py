@@ -26,13 +26,13 @@ class ViewsAhead:
     """Precomputed views of a batch's samples.
 
     Args:
-        rows: Indices of the batch.
+        indices: Indices of the batch.
         key: Random keys of the batch.
         views: Views keyed by view number.
         asked: Set to which the number of each requested view is added.
     """
 
-    rows: Tensor
+    indices: Tensor
     key: Tensor
     views: Mapping[int, Inputs]
     asked: set[int]
@@ -48,7 +48,7 @@ class Pool:
         dtype: Type of the inputs.
 
     Attributes:
-        row_tables: Cache of the latest index tables of clients on the device, keyed by their arrays.
+        index_tables: Cache of the latest index tables of clients on the device, keyed by their arrays.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Pool:
         self._converted: Pool | None = None
         self._ahead: ViewsAhead | None = None
         # cache shared with derived pools of the same device and dtype
-        self.row_tables: IdentityCache[tuple[Tensor, Tensor]] = IdentityCache(KEPT_TABLES)
+        self.index_tables: IdentityCache[tuple[Tensor, Tensor]] = IdentityCache(KEPT_TABLES)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -96,13 +96,13 @@ class Pool:
         other._ahead = views
         return other
 
-    def take(self, rows: Tensor) -> Pool:
+    def take(self, indices: Tensor) -> Pool:
         """Return a pool of some of the samples, in this order.
 
         Args:
-            rows: Indices of the samples, on the pool's device.
+            indices: Indices of the samples, on the pool's device.
         """
-        other = self.with_data(map_inputs(lambda t: _select(t, rows), self.x), self.y[rows])
+        other = self.with_data(map_inputs(lambda t: _select(t, indices), self.x), self.y[indices])
         other._converted = None
         return other
 
@@ -133,7 +133,7 @@ class Pool:
         return Batch(x, self.y[index], weight.to(self.dtype), index, keys)
 
     def view(self, index: Tensor, key: Tensor | None) -> Any:
-        """Return the inputs of rows `index` [B], augmented with `key` [B] if it is given."""
+        """Return the inputs of the samples `index` [B], augmented with `key` [B] if it is given."""
         return to_dtype(self.transform(map_inputs(lambda t: _select(t, index), self.x), key), self.dtype)
 
     def another_view(self, index: Tensor, key: Tensor, number: int) -> Any:
@@ -145,7 +145,7 @@ class Pool:
             number: Number of the view; each number gives another augmentation.
         """
         ahead = self._ahead
-        if ahead is not None and index is ahead.rows and key is ahead.key:  # the request is for the whole batch
+        if ahead is not None and index is ahead.indices and key is ahead.key:  # the request is for the whole batch
             ahead.asked.add(number)
             if number in ahead.views:
                 return ahead.views[number]
@@ -153,7 +153,7 @@ class Pool:
 
 
 def _select(t: Tensor, index: Tensor) -> Tensor:
-    """Return the stored samples of rows `index`."""
+    """Return the stored samples `index`."""
     if t.device.type != "cpu":
         return t[index]
     # On a CPU indexing copies single numbers, while index_select copies whole rows if they are contiguous.

@@ -14,7 +14,7 @@ from fedhead.core.training.batch import Batch
 from fedhead.core.tree.inputs import Inputs, map_inputs
 from fedhead.core.tree.tree import unstack
 from fedhead.core.tree.tree_check import check_rows
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.data.pool import Pool
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.job import Job
@@ -38,14 +38,14 @@ def all_scores(scores: Tensor, batch: Batch) -> Tensor:
 
 
 def personal_scores(
-    job: Job, pool: Pool, rows: Sequence[Rows], budget: MemoryBudget | None = None, reduce: Reduce = all_scores
+    job: Job, pool: Pool, indices: Sequence[Indices], budget: MemoryBudget | None = None, reduce: Reduce = all_scores
 ) -> list[Tensor]:
     """Evaluate each client's personal model on the client's samples.
 
     Args:
         job: Clients and their states.
         pool: Test samples.
-        rows: Sample indices of each client in the pool.
+        indices: Sample indices of each client in the pool.
         budget: Memory budget for stacked models; None: one client at a time.
         reduce: Reduction applied to the scores of each batch.
 
@@ -66,7 +66,7 @@ def personal_scores(
         inputs = job.inputs(k)
         return lambda _, batch: reduce(scores(inputs, map_inputs(itemgetter(0), batch.x))[None], batch)
 
-    return map_clients(pool, rows, stacked, single, budget, "testing the clients")
+    return map_clients(pool, indices, stacked, single, budget, "testing the clients")
 
 
 @dataclass
@@ -82,7 +82,7 @@ class ForwardExecutor(Executor):
     def train(self, job: Job) -> list[Reply]:
         """Run the job; replies are in the order of its clients."""
         assert not any(job.schedules), "there is nothing to train"
-        sizes, activity = [len(rows) for rows in job.rows], f"stage {job.program.algorithm.name}"
+        sizes, activity = [len(indices) for indices in job.indices], f"stage {job.program.algorithm.name}"
         return map_in_stacks(
             sizes,
             lambda places: self._stacked(job.take(places)),
@@ -108,4 +108,4 @@ def _single(job: Job, place: int, activity: str) -> Reply:
         return Loop().train(replace(single, program=replace(single.program, chunk=chunk)))[0]
 
     single = job.take([place])
-    return retry_with_smaller_batches(run, single.program.chunk, len(single.rows[0]), activity)[0]
+    return retry_with_smaller_batches(run, single.program.chunk, len(single.indices[0]), activity)[0]

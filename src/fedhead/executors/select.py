@@ -247,4 +247,4 @@ def seconds_per_client(worker: Executor, jobs: list[Job]) -> float:
 
 
 def _longest(job: Job, count: int) -> list[int]:
-    return sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k]))[:count]
+    return sorted(range(len(job.clients)), key=lambda k: -len(job.indices[k]))[:count]

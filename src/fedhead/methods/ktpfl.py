@@ -135,10 +135,10 @@ class KTpFL(Method):
 
     def start(self, client: Client) -> Weights:
         """Start from the client's own model, or from the mixture of models."""
-        own = cast(Weights, client.state["own"])
+        model = cast(Weights, client.state["own"])
         if self.share == "predictions" or "target" not in client.received:
-            return own
-        return own.map(lambda mine, mixed: mine + self.transfer * (mixed - mine), client.received["target"])
+            return model
+        return model.map(lambda mine, mixed: mine + self.transfer * (mixed - mine), client.received["target"])
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Distil from the second round on, then train on the client's data."""
@@ -154,7 +154,7 @@ class KTpFL(Method):
 
     def distil(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """Return KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples, or the mean squared error."""
-        target = client.received["target"]["soft"][batch.rows]
+        target = client.received["target"]["soft"][batch.indices]
         logits = client.apply(w, batch.x).logits
         if self.distillation_loss == "mse":
             return mean((torch.softmax(logits, dim=-1) - target).square().mean(-1), batch.weight.to(logits.dtype))

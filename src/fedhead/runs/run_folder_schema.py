@@ -17,7 +17,7 @@ from typing import Any
 from fedhead.core.system.errors import BadInput, Unreadable
 from fedhead.core.system.special_files import read_text
 
-SCHEMA = 4  # increase with every change of the file formats
+SCHEMA = 5  # increase with every change of the file formats
 CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
 PARTITION, METRICS = "partition.npz", "metrics.jsonl"
 CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"

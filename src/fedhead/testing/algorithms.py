@@ -179,7 +179,7 @@ def check_sums(trial: Trial) -> None:
     sent = [reply.send for reply in Loop().train(job)]
     for name in names:
         require(name in sent[0], f"{owner}.sums names {name!r}, which finish does not send; it sends {list(sent[0])}")
-    samples = [float(len(simulation.clients.federation.rows[k])) for k in cohort]
+    samples = [float(len(simulation.clients.federation.indices[k])) for k in cohort]
     expected, other = (
         method.aggregate(simulation.server, Replies(cohort, samples, each), simulation.task).leaves()
         for each in (sent, _sum_up_in_first(sent, names))

@@ -86,8 +86,8 @@ class ModelTrial:
         """Return all tensors after a round with two clients."""
         rng = np.random.RandomState(0)
         x, y = rng.randn(14, *self.shape).astype(np.float32), rng.randint(0, self.model.classes, 14)
-        rows = [np.arange(9), np.arange(9, 14)]
-        federation = Federation(Samples(torch.from_numpy(x), torch.from_numpy(y)), rows, self.model.classes)
+        indices = [np.arange(9), np.arange(9, 14)]
+        federation = Federation(Samples(torch.from_numpy(x), torch.from_numpy(y)), indices, self.model.classes)
         experiment = Experiment(Method(), (self.model,), LOCAL, Schedule(rounds=1))
         simulation = Simulation(experiment, federation, CPU, dtype=torch.float64)
         return final_tensors(train(simulation, executor, 1, 1))

@@ -31,8 +31,8 @@ def compare_with_simulation(trial: Trial) -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = InProcessFederation(federation, {"own": trial.models[0]}, experiment, Path(folder))
         grid = world.grid()
-        for node, rows in zip(list(grid.nodes), federation.rows, strict=True):
-            if not len(rows):
+        for node, indices in zip(list(grid.nodes), federation.indices, strict=True):
+            if not len(indices):
                 del grid.nodes[node]  # a site without samples only reports this
         transport = world.transport(grid, round_seconds=60.0, attempts=1)
         try:

@@ -25,13 +25,13 @@ def small_federation(seed: int = 0) -> Federation:
     x = rng.randint(0, 256, (total + 20, *SHAPE)).astype(np.uint8)
     y = rng.randint(0, CLASSES, total + 20)
     ends = np.cumsum(SIZES)
-    rows = [np.arange(end - size, end) for end, size in zip(ends, SIZES, strict=True)]
+    indices = [np.arange(end - size, end) for end, size in zip(ends, SIZES, strict=True)]
     test = Samples(torch.from_numpy(x[total:]), torch.from_numpy(y[total:]))
     local = [np.arange(4 * k, 4 * k + 4) for k in range(len(SIZES))]
     return Federation(
         train=Samples(torch.from_numpy(x[:total]), torch.from_numpy(y[:total])),
         test=test,
-        rows=rows,
+        indices=indices,
         client_test=local,
         client_test_from="test",
         classes=CLASSES,

@@ -35,7 +35,7 @@ def candidates(federation: Federation, client: int | None, seed: int) -> tuple[S
     """
     assert federation.test is not None, "checked before"
     generator = np.random.default_rng(random.key(seed, "membership"))
-    rows = np.concatenate(federation.rows) if client is None else federation.rows[client]
+    rows = np.concatenate(federation.indices) if client is None else federation.indices[client]
     count = min(len(rows), len(federation.test.y), MOST)
     members = federation.train.take(generator.choice(rows, count, replace=False))
     others = federation.test.take(generator.choice(len(federation.test.y), count, replace=False))

@@ -136,12 +136,14 @@ class RunAudit:
         y, shorter = clients.pool.y.cpu().numpy(), []
         for job in jobs:
             largest = [int(count.argmax()) for count in job.counts]
-            rows = [np.delete(own, np.flatnonzero(y[own] == c)[0]) for own, c in zip(job.rows, largest, strict=True)]
+            rows = [np.delete(own, np.flatnonzero(y[own] == c)[0]) for own, c in zip(job.indices, largest, strict=True)]
             counts = [
                 count.index_add(0, torch.tensor([c], device=count.device), count.new_tensor([-1.0]))
                 for count, c in zip(job.counts, largest, strict=True)
             ]
-            shorter.append(replace(job, rows=rows, counts=counts).take([n for n, own in enumerate(rows) if len(own)]))
+            shorter.append(
+                replace(job, indices=rows, counts=counts).take([n for n, own in enumerate(rows) if len(own)])
+            )
         return shorter
 
     def _sent(self, stage: StatisticsStage, drop: bool = False, noise: bool = True) -> dict[int, Tree]:
@@ -157,7 +159,10 @@ class RunAudit:
         truth = {}
         for job in self._jobs(stage):
             for n, k in enumerate(job.clients):
-                rows, client = torch.from_numpy(job.rows[n]).to(self.clients.device), job.program.client(job.inputs(n))
+                rows, client = (
+                    torch.from_numpy(job.indices[n]).to(self.clients.device),
+                    job.program.client(job.inputs(n)),
+                )
                 x, w = self.clients.pool.view(rows, None), stage.start(client)
                 with torch.no_grad():
                     z = client.apply(w, x, train=False).z

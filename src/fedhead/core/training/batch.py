@@ -21,14 +21,14 @@ class Batch(NamedTuple):
         x: Inputs, augmented and normalized, [B, ...]: a tensor, or named tensors.
         y: Labels, [B].
         weight: 1 for a sample, 0 for padding, [B].
-        rows: Indices of the samples in the pool, [B].
+        indices: Indices of the samples in the pool, [B].
         key: One random key per sample, for additional views, [B].
     """
 
     x: Inputs
     y: Tensor
     weight: Tensor
-    rows: Tensor
+    indices: Tensor
     key: Tensor
 
 

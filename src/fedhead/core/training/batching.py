@@ -171,9 +171,9 @@ def batch_tables(
     same_weight = all(schedule.weight is first for schedule, _ in clients)  # clients of equal size share one array
     if same_weight:
         weight[:] = first[:, None]
-    for i, (schedule, rows) in enumerate(clients):
+    for i, (schedule, indices) in enumerate(clients):
         length = len(schedule)
-        index[:length, i] = rows.take(schedule.positions)  # faster client by client than all at once
+        index[:length, i] = indices.take(schedule.positions)  # faster client by client than all at once
         index[length:, i] = 0
         if not same_weight:
             weight[:length, i] = schedule.weight

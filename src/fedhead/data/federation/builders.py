@@ -17,7 +17,7 @@ from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import Converted, Pair, convert
 from fedhead.data.inputs.named_inputs import LayoutLike
-from fedhead.data.partitions.allocation import Rows, stratified_share
+from fedhead.data.partitions.allocation import Indices, stratified_share
 from fedhead.data.partitions.client_test_sets import SHARE, ClientTest
 from fedhead.data.partitions.partition import IID, Partition
 from fedhead.data.partitions.partition_registry import FromFunction
@@ -53,7 +53,7 @@ class ArrayOptions:
         cls: type[F],
         converted: Converted,
         train: Samples,
-        rows: list[Rows],
+        indices: list[Indices],
         share: float | NDArray[np.bool_] | None,
         own_test: str | float | ClientTest | None,
         seed: int,
@@ -65,7 +65,7 @@ class ArrayOptions:
             cls: Class of the federation.
             converted: Converted samples.
             train: Training samples.
-            rows: Indices of each client's training samples.
+            indices: Indices of each client's training samples.
             share: Share or mask of each client's samples to hold out for testing.
             own_test: Test set of each client, `client_test` of `Federation.from_arrays`.
             seed: Seed of the test sets.
@@ -73,7 +73,7 @@ class ArrayOptions:
         """
         federation = cls(
             train,
-            rows,
+            indices,
             converted.classes.count,
             transform=default_transform(train.x) if self.transform is None else self.transform,
             public=converted.public,
@@ -109,9 +109,9 @@ def split_test(train: Samples, share: float | NDArray[np.bool_], objective: str)
     return train.take(kept), train.take(chosen)
 
 
-def partition_rows(
+def partition_indices(
     train: Samples, rule: Partition, classes: int, clients: int | None, objective: str, seed: int
-) -> list[Rows]:
+) -> list[Indices]:
     """Partition samples over clients; raise `BadInput` if the partition needs classes and the objective has none."""
     has_classes = targets.objective_of(objective).has_classes
     require(
@@ -123,7 +123,7 @@ def partition_rows(
     return rule.split(y, classes, CLIENTS if clients is None else clients, seed)
 
 
-def consecutive_rows(sizes: Sequence[int]) -> list[Rows]:
+def consecutive_indices(sizes: Sequence[int]) -> list[Indices]:
     """Return the indices of clients with consecutive samples."""
     return [np.arange(end - size, end, dtype=np.int64) for end, size in zip(np.cumsum(sizes), sizes, strict=True)]
 

@@ -25,7 +25,7 @@ from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.data.inputs.tokenize import Tokenizer
 from fedhead.data.partitions import partition_file
 from fedhead.data.partitions.client_test_sets import ClientTest
-from fedhead.data.partitions.groups import DEFAULT, rows_of_groups, test_rows_of_groups
+from fedhead.data.partitions.groups import DEFAULT, indices_of_groups, test_indices_of_groups
 from fedhead.data.partitions.partition import Natural
 from fedhead.data.partitions.partition_registry import PartitionLike
 from fedhead.data.partitions.partition_registry import parse as parse_partition
@@ -45,12 +45,12 @@ class Federation(FederationData):
 
     Attributes:
         train: Training samples of all clients.
-        rows: Training samples of each client, as rows of `train`.
+        indices: Training samples of each client, as indices into `train`.
         classes: Number of classes, of labels (multilabel) or of numbers to predict (regression).
         test: Global test set.
-        client_test: Test samples of each client, as rows of `train` or `test`.
+        client_test: Test samples of each client, as indices into `train` or `test`.
         client_test_from: Set that `client_test` refers to: "train" or "test".
-        validation: Validation samples of each client, as rows of `train` that are not among `rows`.
+        validation: Validation samples of each client, as indices into `train` that are not among `indices`.
         transform: Maps stored samples to model inputs.
         public: Public samples that the server and all clients have (KT-pFL).
         names: Names of the classes.
@@ -105,7 +105,7 @@ class Federation(FederationData):
             y: Labels, [N]: numbers or words. Class indices 0, 1, 2 … are kept. Other labels are sorted and numbered,
                 and become the names of the classes.
             partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
-                returns one array of rows per client; by default iid, or the groups.
+                returns one array of indices per client; by default iid, or the groups.
             clients: Number of clients; by default 10, or the number of groups.
             test: Global test set (x, y), or the share of the samples to hold out for it, or a mask of these samples,
                 booleans [N]. With groups, the held-out samples of a client are also its own test set.
@@ -153,20 +153,20 @@ class Federation(FederationData):
             )
         rule = Natural() if partition is None and groups is not None else parse_partition(partition or "iid")
         if isinstance(rule, Natural):
-            rows, client_names = rows_of_groups(groups, group_names, len(train.y), clients)
+            indices, client_names = indices_of_groups(groups, group_names, len(train.y), clients)
         else:
             require(groups is None, f"groups: they decide the clients, leave partition={rule} out (or groups)")
             if share is not None:
                 train, test_samples = builders.split_test(train, share, objective)
-            rows = builders.partition_rows(train, rule, converted.classes.count, clients, objective, seed)
+            indices = builders.partition_indices(train, rule, converted.classes.count, clients, objective, seed)
             share = None
         parts: dict[str, Any] = {"test": test_samples, "client_names": client_names, "partition": str(rule)}
         if test_groups is not None:
             if client_names is None or pair is None or test_samples is None:
                 raise BadInput("test_groups: these are for a test set (x, y) of clients that groups name")
-            own_test = test_rows_of_groups(test_groups, group_names, len(test_samples.y), client_names)
+            own_test = test_indices_of_groups(test_groups, group_names, len(test_samples.y), client_names)
             parts |= {"client_test": own_test, "client_test_from": "test"}
-        return options.build(cls, converted, train, rows, share, client_test, seed, **parts)
+        return options.build(cls, converted, train, indices, share, client_test, seed, **parts)
 
     @classmethod
     def from_dataset(
@@ -315,14 +315,17 @@ class Federation(FederationData):
             {what: (part.x, part.y) for what, part in parts.items()},
             {f"{what}, test": (part.x, part.y) for what, part in tests.items() if len(part.y)} or pair,
         )
-        train, rows = concatenate(converted.parts), builders.consecutive_rows([len(part.y) for part in parts.values()])
+        train, indices = (
+            concatenate(converted.parts),
+            builders.consecutive_indices([len(part.y) for part in parts.values()]),
+        )
         fields: dict[str, Any] = {"test": converted.test, "columns": reader.table}
         if isinstance(clients, Mapping):
             fields["client_names"] = tuple(named)
         if tests:
-            own_test = builders.consecutive_rows([len(tests[what].y) if what in tests else 0 for what in parts])
+            own_test = builders.consecutive_indices([len(tests[what].y) if what in tests else 0 for what in parts])
             fields |= {"client_test": own_test, "client_test_from": "test"}
-        return options.build(cls, converted, train, rows, share, client_test, seed, **fields)
+        return options.build(cls, converted, train, indices, share, client_test, seed, **fields)
 
     @classmethod
     def load(
@@ -351,7 +354,7 @@ class Federation(FederationData):
         Args:
             source: Name of the data set, a function that returns `(x, y, x_test, y_test)`, a `Dataset`, or a path.
             partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
-                returns one array of rows per client. By default the clients are those of the file (its array `site`)
+                returns one array of indices per client. By default the clients are those of the file (its array `site`)
                 or folder, if any, otherwise iid. "natural(column)" reads the clients from another array.
             clients: Number of clients; by default that of the file or folder, or 10.
             seed: Seed of the partition and of subsets.
@@ -465,13 +468,13 @@ class Federation(FederationData):
         validation, names = self.validation, self.client_names
         rest = replace(
             self,
-            rows=[self.rows[k] for k in others],
+            indices=[self.indices[k] for k in others],
             test=test,
             client_test=None,
             validation=None if validation is None else [validation[k] for k in others],
             client_names=None if names is None else [names[k] for k in others],
         )
-        kept = np.sort(np.concatenate([*rest.rows, *(rest.validation or [])]))
+        kept = np.sort(np.concatenate([*rest.indices, *(rest.validation or [])]))
         return preprocessing.refit(rest.take(kept))
 
     # -- files ------------------------------------------------------------------------------------
@@ -490,7 +493,7 @@ class Federation(FederationData):
 
     def fingerprint(self) -> str:
         """Return a hash of 16 characters of the clients' training and test indices."""
-        return partition_file.fingerprint(self.rows, self.client_test, self.client_test_from)
+        return partition_file.fingerprint(self.indices, self.client_test, self.client_test_from)
 
     def save_partition(self, path: str | PathLike[str], **arrays: NDArray[Any]) -> None:
         """Write the indices of each client's samples to a file, with their counts per class.
@@ -500,7 +503,7 @@ class Federation(FederationData):
             **arrays: Further named arrays to write.
         """
         entries: dict[str, Any] = {"partition": self.partition, "client_test_from": self.client_test_from}
-        entries |= partition_file.pack(self.rows, "rows", "ends")
+        entries |= partition_file.pack(self.indices, "indices", "ends")
         if self.client_test is not None:
             entries |= partition_file.pack(self.client_test, "local", "local_ends")
         entries |= {"class_names": self.names, "client_names": self.client_names, "counts": self.counts(), **arrays}

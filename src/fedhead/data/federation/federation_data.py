@@ -20,7 +20,7 @@ from fedhead.data.inputs.arrays import Samples
 from fedhead.data.inputs.conversion import concatenate
 from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.inputs.table_columns import TableColumns
-from fedhead.data.partitions.allocation import Rows, stratified
+from fedhead.data.partitions.allocation import Indices, stratified
 from fedhead.data.partitions.client_test_sets import SHARE, ClientTest, Fraction, parse
 from fedhead.data.transforms.augment import Transform
 from fedhead.data.transforms.named_transforms import AnyTransform, check_kind
@@ -33,12 +33,12 @@ class FederationData:
     """Base class of `Federation` with its fields, checks, properties and modified copies."""
 
     train: Samples
-    rows: list[Rows]
+    indices: list[Indices]
     classes: int
     test: Samples | None = None
-    client_test: list[Rows] | None = None
+    client_test: list[Indices] | None = None
     client_test_from: Literal["train", "test"] = "train"
-    validation: list[Rows] | None = None
+    validation: list[Indices] | None = None
     transform: AnyTransform = field(default_factory=Transform)
     public: Samples | None = None
     names: Sequence[str] | None = None
@@ -52,20 +52,20 @@ class FederationData:
 
     def __repr__(self) -> str:
         """Return a summary of sizes."""
-        samples = sum(len(rows) for rows in self.rows)
+        samples = sum(len(indices) for indices in self.indices)
         test = 0 if self.test is None else len(self.test.y)
         shape = shape_of(self.train.x)
         return (
-            f"{type(self).__name__}({self.title}, {self.partition}: {len(self.rows)} clients with {samples:,} samples "
-            f"of shape {shape}, {self.classes} {_NOUNS[self.objective]}, {test:,} test samples)"
+            f"{type(self).__name__}({self.title}, {self.partition}: {len(self.indices)} clients with {samples:,} "
+            f"samples of shape {shape}, {self.classes} {_NOUNS[self.objective]}, {test:,} test samples)"
         )
 
     def __post_init__(self) -> None:
         targets.objective_of(self.objective)
-        require(self.rows, "a federation needs at least one client")
+        require(self.indices, "a federation needs at least one client")
         for what, given, count in (
             ("names", self.names, self.classes),
-            ("client_names", self.client_names, len(self.rows)),
+            ("client_names", self.client_names, len(self.indices)),
         ):
             if given is not None:
                 object.__setattr__(self, what, tuple(str(name) for name in given))
@@ -84,7 +84,7 @@ class FederationData:
 
     # -- properties -------------------------------------------------------------------------------
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.indices)
 
     @property
     def input_shape(self) -> Any:
@@ -126,14 +126,14 @@ class FederationData:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of training samples per client."""
-        return tuple(len(rows) for rows in self.rows)
+        return tuple(len(indices) for indices in self.indices)
 
     def counts(self) -> NDArray[np.int64]:
         """Count training samples per client and class, [clients, classes]; [clients, 1] without classes."""
         if not self.has_classes:
             return np.array(self.sizes, np.int64)[:, None]
         y = self.train.y.numpy()
-        return np.stack([np.bincount(y[rows], minlength=self.classes) for rows in self.rows]).astype(np.int64)
+        return np.stack([np.bincount(y[indices], minlength=self.classes) for indices in self.indices]).astype(np.int64)
 
     # -- modified copies --------------------------------------------------------------------------
     def with_client_test(self, client_test: str | float | ClientTest | None, seed: int = 0) -> Self:
@@ -150,14 +150,14 @@ class FederationData:
         if rule is None:
             return self
         if isinstance(rule, Fraction):
-            train_rows, test_rows = self._split(rule, seed, "local test")
-            return replace(self, rows=train_rows, client_test=test_rows, client_test_from="train")
+            train_indices, test_indices = self._split(rule, seed, "local test")
+            return replace(self, indices=train_indices, client_test=test_indices, client_test_from="train")
         if self.test is None:
             raise BadInput("client_test: matched draws from the global test set, but there is none; give test=(x, y)")
         require(self.has_classes, "client_test: matched needs classes; give a share of each client's samples: 0.3")
         y, counts = self.test.y.numpy(), self.counts()
-        test_rows = [rule.draw(count, int(counts.sum()), y, seed, k) for k, count in enumerate(counts)]
-        return replace(self, client_test=test_rows, client_test_from="test")
+        test_indices = [rule.draw(count, int(counts.sum()), y, seed, k) for k, count in enumerate(counts)]
+        return replace(self, client_test=test_indices, client_test_from="test")
 
     def with_validation(self, share: float | None, seed: int = 0) -> Self:
         """Return the federation with a share of each client's training samples held out for validation.
@@ -171,13 +171,13 @@ class FederationData:
         """
         if share is None or self.validation is not None:
             return self
-        train_rows, validation = self._split(Fraction(check("validation", share, SHARE)), seed, "validation")
-        return replace(self, rows=train_rows, validation=validation)
+        train_indices, validation = self._split(Fraction(check("validation", share, SHARE)), seed, "validation")
+        return replace(self, indices=train_indices, validation=validation)
 
-    def _split(self, rule: Fraction, seed: int, purpose: str) -> tuple[list[Rows], list[Rows]]:
+    def _split(self, rule: Fraction, seed: int, purpose: str) -> tuple[list[Indices], list[Indices]]:
         """Split each client's indices into training samples and the held-out share."""
         strata = self.strata
-        parts = [rule.split(rows, strata, random.key(seed, purpose, k)) for k, rows in enumerate(self.rows)]
+        parts = [rule.split(indices, strata, random.key(seed, purpose, k)) for k, indices in enumerate(self.indices)]
         return [kept for kept, _ in parts], [chosen for _, chosen in parts]
 
     def subset(self, n: int, seed: int = 0) -> Self:
@@ -192,7 +192,7 @@ class FederationData:
         """
         return self.take(stratified(self.strata, n, seed))
 
-    def take(self, kept: Rows) -> Self:
+    def take(self, kept: Indices) -> Self:
         """Return the federation with a subset of its training set.
 
         Args:
@@ -201,16 +201,16 @@ class FederationData:
         Returns:
             A copy.
         """
-        new_row = np.full(len(self.train.y), -1, np.int64)
-        new_row[kept] = np.arange(len(kept))
+        new_index = np.full(len(self.train.y), -1, np.int64)
+        new_index[kept] = np.arange(len(kept))
 
-        def renumber(clients: list[Rows] | None) -> list[Rows] | None:
-            return None if clients is None else [new_row[rows][new_row[rows] >= 0] for rows in clients]
+        def renumber(clients: list[Indices] | None) -> list[Indices] | None:
+            return None if clients is None else [new_index[indices][new_index[indices] >= 0] for indices in clients]
 
         return replace(
             self,
             train=self.train.take(kept),
-            rows=renumber(self.rows) or [],
+            indices=renumber(self.indices) or [],
             client_test=renumber(self.client_test) if self.client_test_from == "train" else self.client_test,
             validation=renumber(self.validation),
         )
@@ -235,15 +235,15 @@ class FederationData:
             is_test = np.zeros(len(self.train.y), bool)
             is_test[np.concatenate(chosen)] = True
         require(
-            is_test.any() and not all(is_test[rows].all() for rows in self.rows),
+            is_test.any() and not all(is_test[indices].all() for indices in self.indices),
             "test: the clients have too few samples to hold test samples out; give test=(x, y)",
         )
-        test_row = np.cumsum(is_test) - 1
-        training = replace(self, rows=[rows[~is_test[rows]] for rows in self.rows], client_test=None)
+        test_index = np.cumsum(is_test) - 1
+        training = replace(self, indices=[indices[~is_test[indices]] for indices in self.indices], client_test=None)
         return replace(
             training.take(np.flatnonzero(~is_test)),
             test=self.train.take(np.flatnonzero(is_test)),
-            client_test=[test_row[rows[is_test[rows]]] for rows in self.rows],
+            client_test=[test_index[indices[is_test[indices]]] for indices in self.indices],
             client_test_from="test",
         )
 
@@ -256,11 +256,13 @@ class FederationData:
         Returns:
             The samples.
         """
-        rows = [self.rows[client], *([] if self.validation is None else [self.validation[client]])]
+        indices = [self.indices[client], *([] if self.validation is None else [self.validation[client]])]
         if self.client_test is None or self.client_test_from == "train" or self.test is None:
             own_test = [] if self.client_test is None else [self.client_test[client]]
-            return self.train.take(np.sort(np.concatenate([*rows, *own_test])))
-        return concatenate([self.train.take(np.sort(np.concatenate(rows))), self.test.take(self.client_test[client])])
+            return self.train.take(np.sort(np.concatenate([*indices, *own_test])))
+        return concatenate(
+            [self.train.take(np.sort(np.concatenate(indices))), self.test.take(self.client_test[client])]
+        )
 
 
 def _sample_type(data: Samples) -> Any:

@@ -27,8 +27,8 @@ def save(path: Path, federation: FederationData) -> None:
     """Write a federation to a file for `restore`."""
     owned = [] if federation.client_test is None or federation.client_test_from == "test" else federation.client_test
     site = np.full(len(federation.train.y), -1, np.int64)
-    for rows in (federation.rows, owned, federation.validation or []):
-        for k, own in enumerate(rows):
+    for indices in (federation.indices, owned, federation.validation or []):
+        for k, own in enumerate(indices):
             site[own] = k
     assigned = federation.take(np.flatnonzero(site >= 0))
     names = federation.client_names or [str(k) for k in range(len(federation))]
@@ -50,10 +50,10 @@ def save(path: Path, federation: FederationData) -> None:
         if data is not None:
             entries |= {**_arrays(f"x_{name}", data.x), f"y_{name}": data.y.numpy()}
     if assigned.client_test is not None:
-        entries |= partition_file.pack(assigned.client_test, "client_test_rows", "client_test_ends")
+        entries |= partition_file.pack(assigned.client_test, "client_test_indices", "client_test_ends")
         entries["client_test_from"] = assigned.client_test_from
     if assigned.validation is not None:
-        entries |= partition_file.pack(assigned.validation, "validation_rows", "validation_ends")
+        entries |= partition_file.pack(assigned.validation, "validation_indices", "validation_ends")
     partition_file.write(path, entries)
 
 
@@ -79,7 +79,7 @@ def restore(contents: Contents) -> dict[str, Any]:
     arrays = contents.arrays
     try:
         local, validation = (
-            partition_file.unpack(arrays, f"{name}_rows", f"{name}_ends") if f"{name}_rows" in arrays else None
+            partition_file.unpack(arrays, f"{name}_indices", f"{name}_ends") if f"{name}_indices" in arrays else None
             for name in ("client_test", "validation")
         )
         preparation = json.loads(str(arrays["preparation"]))
@@ -87,14 +87,14 @@ def restore(contents: Contents) -> dict[str, Any]:
         clients = len(arrays["site_names"])
         parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"y{name}" in arrays}
         limit = len(parts["" if own_test == "train" else "_test"].y)
-        partition_file.check_rows(local, limit, f"{contents.where}: its clients' test rows")
-        partition_file.check_rows(validation, len(parts[""].y), f"{contents.where}: its validation rows")
+        partition_file.check_indices(local, limit, f"{contents.where}: its clients' test indices")
+        partition_file.check_indices(validation, len(parts[""].y), f"{contents.where}: its validation indices")
         site = arrays["site"].copy()
         for apart in (local if own_test == "train" else None, validation):
             site[np.concatenate(apart or [np.zeros(0, np.int64)])] = -1
         return {
             "train": parts[""],
-            "rows": [np.flatnonzero(site == k) for k in range(clients)],
+            "indices": [np.flatnonzero(site == k) for k in range(clients)],
             "classes": check("classes", int(arrays["classes"]), labels.Count),
             "test": parts.get("_test"),
             "public": parts.get("_public"),

@@ -131,5 +131,5 @@ def _with_inputs(
 
 def _training(federation: FederationData) -> Inputs:
     """Return the inputs of the clients' training samples, with those held out for validation."""
-    rows = np.sort(np.concatenate([*federation.rows, *(federation.validation or [])]))
-    return federation.train.x if len(rows) == len(federation.train.y) else federation.train.take(rows).x
+    indices = np.sort(np.concatenate([*federation.indices, *(federation.validation or [])]))
+    return federation.train.x if len(indices) == len(federation.train.y) else federation.train.take(indices).x

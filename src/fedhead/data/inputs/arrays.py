@@ -43,16 +43,16 @@ class Samples(NamedTuple):
             total.update(t.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return total.digest()
 
-    def take(self, rows: NDArray[np.int64]) -> Samples:
+    def take(self, indices: NDArray[np.int64]) -> Samples:
         """Select samples.
 
         Args:
-            rows: Indices of the samples.
+            indices: Indices of the samples.
 
         Returns:
             The samples with these indices.
         """
-        index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
+        index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
         return Samples(map_inputs(lambda t: t[index], self.x), self.y[index])
 
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from fedhead.core.system.errors import require
 from fedhead.core.training import random
 
-Rows = NDArray[np.int64]
+Indices = NDArray[np.int64]
 _SMALLEST = 1e-100  # a smaller alpha gives the same result: one client gets the whole class
 
 
-def apportion(share: NDArray[np.float64], total: int) -> Rows:
+def apportion(share: NDArray[np.float64], total: int) -> Indices:
     """Round shares to whole numbers that add up to a total (largest remainder method).
 
     Args:
@@ -34,7 +34,7 @@ def apportion(share: NDArray[np.float64], total: int) -> Rows:
     return counts
 
 
-def assign_rows(y: NDArray[Any], counts: Rows, rng: np.random.RandomState) -> list[Rows]:
+def assign_samples(y: NDArray[Any], counts: Indices, rng: np.random.RandomState) -> list[Indices]:
     """Assign random samples of each class to the clients, by their counts.
 
     Args:
@@ -43,12 +43,12 @@ def assign_rows(y: NDArray[Any], counts: Rows, rng: np.random.RandomState) -> li
         rng: Random generator.
 
     Returns:
-        The rows of each client.
+        The indices of each client.
     """
     parts = []
     for c in range(counts.shape[1]):
-        rows = rng.permutation(np.flatnonzero(y == c))
-        parts.append(np.split(rows, np.cumsum(counts[:-1, c])))
+        indices = rng.permutation(np.flatnonzero(y == c))
+        parts.append(np.split(indices, np.cumsum(counts[:-1, c])))
     return [np.concatenate(own) for own in zip(*parts, strict=True)]
 
 
@@ -69,7 +69,7 @@ def softmax(log: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(share / share.sum(axis=-1, keepdims=True))
 
 
-def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
+def stratified(y: NDArray[np.int64], n: int, seed: int) -> Indices:
     """Choose n indices, stratified by class.
 
     Args:
@@ -89,7 +89,7 @@ def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
     return np.sort(np.concatenate([order[y[order] == c][:q] for c, q in enumerate(quota)])).astype(np.int64)
 
 
-def stratified_share(y: NDArray[np.int64], share: float, seed: int) -> tuple[Rows, Rows]:
+def stratified_share(y: NDArray[np.int64], share: float, seed: int) -> tuple[Indices, Indices]:
     """Split indices in two, stratified by class.
 
     Args:
@@ -98,7 +98,7 @@ def stratified_share(y: NDArray[np.int64], share: float, seed: int) -> tuple[Row
         seed: Seed of the choice.
 
     Returns:
-        The sorted rows of both parts.
+        The sorted indices of both parts.
 
     Raises:
         BadInput: If one part would be empty.

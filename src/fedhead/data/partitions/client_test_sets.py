@@ -13,7 +13,7 @@ from fedhead.core.components.parameters import Checked, check, parameters
 from fedhead.core.components.ranges import Above, AtLeast, Below
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import random
-from fedhead.data.partitions.allocation import Rows, apportion
+from fedhead.data.partitions.allocation import Indices, apportion
 
 SHARE = Annotated[float, Above(0), Below(1)]
 SIZE = Annotated[int, AtLeast(1)]
@@ -31,17 +31,17 @@ class Fraction(Checked):
     share: SHARE
     stratified: bool = False
 
-    def split(self, rows: Rows, y: NDArray[np.int64], key: int) -> tuple[Rows, Rows]:
+    def split(self, indices: Indices, y: NDArray[np.int64], key: int) -> tuple[Indices, Indices]:
         """Split a client's indices into training and test samples; at least one is for training."""
-        shuffled = rows[random.permutation(key, len(rows))]
-        size = min(int(self.share * len(rows)), max(len(rows) - 1, 0))
+        shuffled = indices[random.permutation(key, len(indices))]
+        size = min(int(self.share * len(indices)), max(len(indices) - 1, 0))
         if self.stratified and size:
-            counts = np.bincount(y[rows])
-            quota = apportion(counts / len(rows), size)
+            counts = np.bincount(y[indices])
+            quota = apportion(counts / len(indices), size)
             test = np.concatenate([shuffled[y[shuffled] == c][:n] for c, n in enumerate(quota) if n])
         else:
             test = shuffled[:size]
-        return np.setdiff1d(rows, test), np.sort(test)
+        return np.setdiff1d(indices, test), np.sort(test)
 
     def __str__(self) -> str:
         return f"stratified({self.share:g})" if self.stratified else f"{self.share:g}"
@@ -60,8 +60,8 @@ class Matched(Checked):
 
     size: SIZE | None = None
 
-    def draw(self, counts: NDArray[np.int64], total: int, y: NDArray[np.int64], seed: int, client: int) -> Rows:
-        """Draw rows of the test set for one client.
+    def draw(self, counts: NDArray[np.int64], total: int, y: NDArray[np.int64], seed: int, client: int) -> Indices:
+        """Draw indices of the test set for one client.
 
         Args:
             counts: The client's training samples per class, [classes].

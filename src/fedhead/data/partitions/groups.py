@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from fedhead.core.system.errors import BadInput, require
 from fedhead.data.inputs import labels
 from fedhead.data.inputs.arrays import to_array
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 
 DEFAULT = "in a recipe clients is 10 unless given"  # hint in error messages
 
 
-def rows_of_groups(
+def indices_of_groups(
     groups: Any, names: Sequence[str] | None, samples: int, clients: int | None
-) -> tuple[list[Rows], tuple[str, ...]]:
-    """Return the rows of each group, and the groups' names.
+) -> tuple[list[Indices], tuple[str, ...]]:
+    """Return the indices of each group, and the groups' names.
 
     Args:
         groups: Client of each sample, [N]: numbers or words.
@@ -40,16 +40,16 @@ def rows_of_groups(
     return _rows(read, client_names, names is not None, "groups"), client_names
 
 
-def test_rows_of_groups(
+def test_indices_of_groups(
     groups: Any, names: Sequence[str] | None, samples: int, client_names: Sequence[str]
-) -> list[Rows]:
+) -> list[Indices]:
     """Return the test samples of each client from the client label of each sample.
 
     Args:
         groups: Client of each test sample, [N]: numbers or words.
         names: Names of the clients, if the groups are numbers 0, 1, 2 ….
         samples: Number of test samples.
-        client_names: The clients, from `rows_of_groups` of the training data.
+        client_names: The clients, from `indices_of_groups` of the training data.
 
     Raises:
         BadInput: If the groups don't match the samples, or name a client without training samples.
@@ -74,7 +74,7 @@ def _read(groups: Any, what: str, samples: int, noun: str) -> NDArray[Any]:
     return labels.read(array, what)
 
 
-def _rows(read: NDArray[Any], client_names: Sequence[str], numbered: bool, what: str) -> list[Rows]:
+def _rows(read: NDArray[Any], client_names: Sequence[str], numbered: bool, what: str) -> list[Indices]:
     """Return the sample indices of each client.
 
     Args:

@@ -18,14 +18,14 @@ from fedhead.core.components.parameters import Checked, check
 from fedhead.core.components.ranges import Above, AtLeast
 from fedhead.core.system.errors import BadInput, require
 from fedhead.core.training import random
-from fedhead.data.partitions.allocation import Rows, apportion, assign_rows, log_gamma, softmax
+from fedhead.data.partitions.allocation import Indices, apportion, assign_samples, log_gamma, softmax
 
 
 @dataclass(frozen=True)
 class Partition(Checked):
     """Base class of rules that distribute samples over clients."""
 
-    def split(self, y: NDArray[Any], classes: int, clients: int, seed: int) -> list[Rows]:
+    def split(self, y: NDArray[Any], classes: int, clients: int, seed: int) -> list[Indices]:
         """Distribute samples over clients.
 
         Args:
@@ -35,10 +35,10 @@ class Partition(Checked):
             seed: Seed of the partition.
 
         Returns:
-            The sorted rows of each client; every row belongs to exactly one client.
+            The sorted indices of each client; every sample belongs to exactly one client.
 
         Raises:
-            BadInput: If the arguments are invalid, or the rule does not assign every row to exactly one client.
+            BadInput: If the arguments are invalid, or the rule does not assign every sample to exactly one client.
         """
         y = np.asarray(y)
         check("clients", clients, Annotated[int, AtLeast(1)])
@@ -48,7 +48,7 @@ class Partition(Checked):
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = self.generator(seed)
         labels = y.copy()  # protect the data from rules that modify their labels
-        return checked_rows(self.assign(labels, classes, clients, rng), len(y), clients, self)
+        return checked_indices(self.assign(labels, classes, clients, rng), len(y), clients, self)
 
     def generator(self, seed: int) -> np.random.RandomState:
         """Return the random generator of a partition's seed.
@@ -61,7 +61,7 @@ class Partition(Checked):
         """
         return np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Assign samples to clients; the arguments are already checked.
 
         Args:
@@ -71,7 +71,7 @@ class Partition(Checked):
             rng: Seeded random generator.
 
         Returns:
-            The rows of each client, in any order.
+            The indices of each client, in any order.
         """
         raise NotImplementedError
 
@@ -80,9 +80,9 @@ class Partition(Checked):
 class IID(Partition):
     """Samples shuffled and split evenly, so that all clients have the same distribution."""
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Assign shuffled samples in equal parts."""
-        return [np.asarray(rows) for rows in np.array_split(rng.permutation(len(y)), clients)]
+        return [np.asarray(indices) for indices in np.array_split(rng.permutation(len(y)), clients)]
 
     def __str__(self) -> str:
         return "iid"
@@ -94,14 +94,14 @@ class Dirichlet(Partition):
 
     alpha: Annotated[float, Above(0)]  # α, concentration; smaller values give fewer clients per class
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Assign each class by shares drawn from Dir(α)."""
         share = softmax(log_gamma(rng, self.alpha, (classes, clients)))
         sizes = np.bincount(y, minlength=classes)
         # round the cumulative shares; the last client gets the rest of each class
         cuts = np.minimum(np.cumsum(np.rint(share * sizes[:, None]), axis=1).astype(np.int64), sizes[:, None])
         cuts[:, -1] = sizes
-        return assign_rows(y, np.diff(cuts, axis=1, prepend=0).T, rng)
+        return assign_samples(y, np.diff(cuts, axis=1, prepend=0).T, rng)
 
     def __str__(self) -> str:
         return f"dirichlet({self.alpha!r})"
@@ -116,7 +116,7 @@ class CappedDirichlet(Partition):
     minimum: Annotated[int, AtLeast(0)] = 10
     tries: Annotated[int, AtLeast(1)] = 20_000  # maximum number of draws
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Redraw the partition until every client has the minimum."""
         require(
             self.minimum * clients <= len(y),
@@ -129,13 +129,13 @@ class CappedDirichlet(Partition):
             counts = self._draw(sizes, clients, draws_at_once, rng)
             enough = np.flatnonzero(counts.sum(axis=2).min(axis=1) >= self.minimum)
             if enough.size:
-                return assign_rows(y, counts[enough[0]], rng)
+                return assign_samples(y, counts[enough[0]], rng)
         raise BadInput(
             f"partition {self}: {self.tries} draws left some of the {clients} clients under {self.minimum} samples; "
             f"use a larger alpha, fewer clients, or dirichlet({self.alpha!r}) without a minimum"
         )
 
-    def _draw(self, sizes: Rows, clients: int, draws: int, rng: np.random.RandomState) -> Rows:
+    def _draw(self, sizes: Indices, clients: int, draws: int, rng: np.random.RandomState) -> Indices:
         """Return the counts [draws, clients, classes] of several draws at once."""
         counts = np.zeros((draws, clients, len(sizes)), np.int64)
         held = np.zeros((draws, clients), np.int64)
@@ -163,7 +163,7 @@ class EqualDirichlet(Partition):
 
     alpha: Annotated[float, Above(0)]  # α
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Assign each client samples by its class distribution."""
         left = np.bincount(y, minlength=classes)
         log = log_gamma(rng, self.alpha, (clients, classes))
@@ -176,7 +176,7 @@ class EqualDirichlet(Partition):
                 take = np.minimum(apportion(share, int(open_)), left)
                 counts[k] += take
                 left -= take
-        return assign_rows(y, counts, rng)
+        return assign_samples(y, counts, rng)
 
     def __str__(self) -> str:
         return f"dirichlet({self.alpha!r}, equal)"
@@ -203,7 +203,7 @@ class Skewed(Partition):
                 f"classes without a client; use skewed({need}) or more clients"
             )
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Assign classes to clients and split each class evenly over its clients."""
         sizes = np.bincount(y, minlength=classes)
         present = np.flatnonzero(sizes)
@@ -217,7 +217,7 @@ class Skewed(Partition):
             holders = rng.permutation(np.flatnonzero(column))  # random order decides which clients get the remainder
             counts[holders, c] = sizes[c] // len(holders)
             counts[holders[: sizes[c] % len(holders)], c] += 1
-        return assign_rows(y, counts, rng)
+        return assign_samples(y, counts, rng)
 
     def __str__(self) -> str:
         return f"skewed({self.per_client})"
@@ -232,7 +232,7 @@ class Natural(Partition):
 
     column: str = "site"  # array of an .npz file with the client of each sample
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Raise `BadInput`: natural clients are read from the data."""
         raise BadInput(f"partition {self}: this data names no clients; use iid, dirichlet(alpha) or skewed(2)")
 
@@ -240,22 +240,24 @@ class Natural(Partition):
         return "natural" if self.column == "site" else f"natural({self.column})"
 
 
-def checked_rows(assigned: Sequence[Any], samples: int, clients: int, rule: Partition) -> list[Rows]:
-    """Return the sorted rows of each client.
+def checked_indices(assigned: Sequence[Any], samples: int, clients: int, rule: Partition) -> list[Indices]:
+    """Return the sorted indices of each client.
 
     Raises:
         BadInput: If not every sample was assigned to exactly one client.
     """
     if len(assigned) != clients:
-        raise BadInput(f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}")
-    rows = [np.sort(np.asarray(own)) for own in assigned]
-    odd = next((k for k, own in enumerate(rows) if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu")), None)
-    require(odd is None, f"partition {rule}: the rows of client {odd} are no list of whole numbers")
-    every = np.concatenate(rows).astype(np.int64)
+        raise BadInput(f"partition {rule}: it assigned indices to {len(assigned)} clients, there are {clients}")
+    indices = [np.sort(np.asarray(own)) for own in assigned]
+    odd = next((k for k, own in enumerate(indices) if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu")), None)
+    require(odd is None, f"partition {rule}: the indices of client {odd} are no list of whole numbers")
+    every = np.concatenate(indices).astype(np.int64)
     if len(every) and (every.min() < 0 or every.max() >= samples):
-        raise BadInput(f"partition {rule}: rows must lie in 0 … {samples - 1}, they span {every.min()} … {every.max()}")
+        raise BadInput(
+            f"partition {rule}: indices must lie in 0 … {samples - 1}, they span {every.min()} … {every.max()}"
+        )
     times = np.bincount(every, minlength=samples)
     if (times != 1).any():
         row = int(np.argmax(times != 1))
-        raise BadInput(f"partition {rule}: row {row} went to {times[row]} clients, every row goes to exactly one")
-    return [own.astype(np.int64) for own in rows]
+        raise BadInput(f"partition {rule}: row {row} went to {times[row]} clients, every sample goes to exactly one")
+    return [own.astype(np.int64) for own in indices]

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import Unreadable, require
 from fedhead.data.inputs.npz_files import read_npz
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 
 
-def fingerprint(rows: list[Rows], local: list[Rows] | None, client_test_from: str) -> str:
+def fingerprint(indices: list[Indices], local: list[Indices] | None, client_test_from: str) -> str:
     """Return a hash of 16 characters of the clients' training and test indices."""
     digest = hashlib.blake2b(client_test_from.encode(), digest_size=8)
-    for part in (rows, local or []):
+    for part in (indices, local or []):
         digest.update(np.array([len(part), *(len(r) for r in part)], dtype="<i8").tobytes())
         for r in part:
             digest.update(np.ascontiguousarray(r, dtype="<i8").tobytes())
@@ -31,31 +31,31 @@ def stored_fingerprint(path: Path) -> str:
     arrays = read_npz(path)
     try:
         local = unpack(arrays, "local", "local_ends") if "local" in arrays else None
-        return fingerprint(unpack(arrays, "rows", "ends"), local, str(arrays["client_test_from"]))
+        return fingerprint(unpack(arrays, "indices", "ends"), local, str(arrays["client_test_from"]))
     except (KeyError, IndexError) as error:
         raise Unreadable(f"{path}: not a partition that fedhead wrote ({error})") from None
 
 
-def pack(rows: list[Rows], values: str, ends: str) -> dict[str, NDArray[np.int64]]:
+def pack(indices: list[Indices], values: str, ends: str) -> dict[str, NDArray[np.int64]]:
     """Return two named arrays: the concatenated indices of all clients, and the end offset of each client."""
-    return {values: np.concatenate(rows), ends: np.cumsum([len(r) for r in rows])}
+    return {values: np.concatenate(indices), ends: np.cumsum([len(each) for each in indices])}
 
 
-def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Rows]:
+def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Indices]:
     """Return the indices of each client, the inverse of `pack`."""
-    rows, stops = held[values], held[ends]
-    if rows.ndim != 1 or stops.ndim != 1 or any(a.dtype.kind not in "iu" for a in (rows, stops)):
-        raise IndexError(f"{values} and {ends} must be rows of whole numbers")
+    indices, stops = held[values], held[ends]
+    if indices.ndim != 1 or stops.ndim != 1 or any(a.dtype.kind not in "iu" for a in (indices, stops)):
+        raise IndexError(f"{values} and {ends} must be lists of whole numbers")
     stops = stops.astype(np.int64)
-    if not stops.size or stops[0] < 0 or stops[-1] != len(rows) or (np.diff(stops) < 0).any():
-        raise IndexError(f"{ends} must rise to the {len(rows)} rows of {values}")
-    return [part.astype(np.int64) for part in np.split(rows, stops[:-1])]
+    if not stops.size or stops[0] < 0 or stops[-1] != len(indices) or (np.diff(stops) < 0).any():
+        raise IndexError(f"{ends} must rise to the {len(indices)} indices of {values}")
+    return [part.astype(np.int64) for part in np.split(indices, stops[:-1])]
 
 
-def check_rows(clients: list[Rows] | None, limit: int, what: str) -> None:
+def check_indices(clients: list[Indices] | None, limit: int, what: str) -> None:
     """Raise `BadInput` if a client has a row outside 0 … limit-1."""
-    rows = np.concatenate(clients or [np.zeros(0, np.int64)])
-    require(((rows >= 0) & (rows < limit)).all(), f"{what} are not among its {limit} samples")
+    indices = np.concatenate(clients or [np.zeros(0, np.int64)])
+    require(((indices >= 0) & (indices < limit)).all(), f"{what} are not among its {limit} samples")
 
 
 def write(path: Path, entries: Mapping[str, Any]) -> None:

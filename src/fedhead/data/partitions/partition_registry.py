@@ -20,7 +20,7 @@ from fedhead.core.components.parameters import parameters, required
 from fedhead.core.components.ranges import Above, AtLeast
 from fedhead.core.components.registry import Registry
 from fedhead.core.system.errors import require, user_code
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.data.partitions.partition import (
     IID,
     CappedDirichlet,
@@ -44,7 +44,7 @@ class FromFunction(Partition):
     text: str = field(repr=False, compare=False)  # the partition as written in recipes
     parameters: Mapping[str, Any]
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Return the result of the user's function."""
         with user_code(f"partition {self}"):
             return list(self.function(y, clients, rng, **self.parameters))
@@ -102,7 +102,7 @@ def _checked(found: Any, name: str) -> PartitionEntry:
         cls = check_class(found, name, Partition, needs=["assign"], defaults=False)
         return _entry(cls)
     function = check_function(
-        found, name, "partition", CALLED_WITH, "one array of rows per client", open_ended=True, base=Partition
+        found, name, "partition", CALLED_WITH, "one array of indices per client", open_ended=True, base=Partition
     )
     options = dict(list(parameters(function).items())[len(CALLED_WITH) :])
     needed = [word for word in required(function) if word in options]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedhead.core.components.ranges import Above
 from fedhead.core.system.errors import BadInput
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.data.partitions.partition import CappedDirichlet, Partition
 
 
@@ -32,19 +32,19 @@ class PublishedSplit(Partition):
 class MoonDirichlet(PublishedSplit):
     """Splits of MOON's public code, by the rule of `CappedDirichlet`."""
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Assign samples with the random stream of MOON's code."""
         for _ in range(1000):
             parts: list[list[int]] = [[] for _ in range(clients)]
             for c in np.unique(y):
-                rows = np.flatnonzero(y == c)
-                rng.shuffle(rows)  # before drawing shares, to match the published random stream
+                indices = np.flatnonzero(y == c)
+                rng.shuffle(indices)  # before drawing shares, to match the published random stream
                 share = rng.dirichlet(np.repeat(self.alpha, clients))
                 share = share * np.array([len(part) < len(y) / clients for part in parts])
                 if not share.sum() > 0:  # or NaN: for tiny α all of NumPy's shares may be 0
                     break
-                cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
-                for part, new in zip(parts, np.split(rows, cuts), strict=True):
+                cuts = (np.cumsum(share / share.sum()) * len(indices)).astype(int)[:-1]
+                for part, new in zip(parts, np.split(indices, cuts), strict=True):
                     part.extend(new.tolist())
             else:
                 if min(map(len, parts)) >= CappedDirichlet.minimum:
@@ -60,18 +60,18 @@ class MoonDirichlet(PublishedSplit):
 class FedETFDirichlet(PublishedSplit):
     """Splits of FedETF's public code, by the rule of `Dirichlet`."""
 
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Indices]:
         """Assign samples with the random stream of FedETF's code."""
         by_class = [np.flatnonzero(y == c) for c in range(classes)]
-        for rows in by_class:
-            rng.shuffle(rows)  # all classes before drawing shares, to match the published random stream
+        for indices in by_class:
+            rng.shuffle(indices)  # all classes before drawing shares, to match the published random stream
         share = rng.dirichlet(np.repeat(self.alpha, clients), classes)
         if not np.isfinite(share).all():
             raise BadInput(f"partition {self}: NumPy can't draw shares for so small an alpha; use a larger one")
-        parts: list[list[Rows]] = [[] for _ in range(clients)]
-        for rows, mine in zip(by_class, share, strict=True):
-            cuts = np.minimum(np.cumsum(np.rint(mine * len(rows)))[:-1].astype(int), len(rows))
-            for own, part in zip(parts, np.split(rows, cuts), strict=True):
+        parts: list[list[Indices]] = [[] for _ in range(clients)]
+        for indices, mine in zip(by_class, share, strict=True):
+            cuts = np.minimum(np.cumsum(np.rint(mine * len(indices)))[:-1].astype(int), len(indices))
+            for own, part in zip(parts, np.split(indices, cuts), strict=True):
                 own.append(part)
         return [np.concatenate(own) for own in parts]
 

@@ -136,10 +136,10 @@ def read(
         shared = other.part("test", data_dir, download)
         shared = shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
     elif public is not None:  # public samples of the same data set are removed from its training samples
-        public_rows = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
-        if len(public_rows) == len(train.y):
+        public_indices = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
+        if len(public_indices) == len(train.y):
             raise BadInput(f"public_samples: {public_samples} leaves no training samples of {entry.name}: take fewer")
-        train, shared = train.take(np.setdiff1d(np.arange(len(train.y)), public_rows)), train.take(public_rows)
+        train, shared = train.take(np.setdiff1d(np.arange(len(train.y)), public_indices)), train.take(public_indices)
     named = {} if entry.names is None else {"class_names": np.array(entry.names)}
     layout, classes = stored_layout(train.x), entry.classes
     return Contents(entry.name, entry.name, *train, layout, test, named, classes, entry.transform, shared)

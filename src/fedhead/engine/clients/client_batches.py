@@ -14,7 +14,7 @@ from fedhead.algorithm.task import Task
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training import batching
 from fedhead.core.training.batching import BatchSchedule, DrawArguments
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import local_schedule
 from fedhead.engine.clients.local_schedule import TRAIN
@@ -25,8 +25,8 @@ from fedhead.executors.client.job_tables import (
     JobTables,
     all_batches,
     host_batches,
+    index_table,
     phase_data,
-    row_table,
     stack_order,
 )
 from fedhead.executors.client.program import ClientProgram
@@ -50,7 +50,7 @@ class ClientBatches:
     """Batches of all clients, for the current round or the next one.
 
     Args:
-        rows: Indices of each client's training samples.
+        indices: Indices of each client's training samples.
         public: Public samples, which all clients hold.
         stragglers: Policy for late clients, which train only partially.
         private: Account of DP-SGD; None: no noise.
@@ -58,17 +58,17 @@ class ClientBatches:
 
     def __init__(
         self,
-        rows: Sequence[Rows],
+        indices: Sequence[Indices],
         public: Pool | None,
         stragglers: Stragglers | None,
         private: PrivateSamples | None = None,
     ):
-        self._rows, self._public, self._stragglers, self._private = rows, public, stragglers, private
+        self._indices, self._public, self._stragglers, self._private = indices, public, stragglers, private
         self._worker: ThreadPoolExecutor | None = None
         self._ahead: dict[int, _Ahead] = {}  # by architecture
 
     @cached_property
-    def public_rows(self) -> Rows:
+    def public_indices(self) -> Indices:
         """Indices of the public samples."""
         return np.arange(0 if self._public is None else len(self._public), dtype=np.int64)
 
@@ -119,25 +119,25 @@ class ClientBatches:
         """
         draws = self._draws(program.algorithm, program.task, clients, round, TRAIN)
         steps = [list(map(batching.count_steps, phases)) for phases in draws]
-        orders = stack_order(steps, [len(self._rows[k]) for k in clients]) if tables and all(draws) else []
+        orders = stack_order(steps, [len(self._indices[k]) for k in clients]) if tables and all(draws) else []
         order = orders[0] if len(orders) == 1 else []
-        rows = [self._rows[clients[index]] for index in order]
+        indices = [self._indices[clients[index]] for index in order]
         job_tables: JobTables | None = None
         if sum(draw.n * draw.epochs for phases in draws for draw in phases) <= FEW:
             schedules = _draw(draws)
             if order:
                 ordered = [schedules[index] for index in order]
-                batches = all_batches(program, rows, ordered, self.public_rows)
-                job_tables = JobTables(order, row_table(program, rows, ordered, keep=True), batches)
+                batches = all_batches(program, indices, ordered, self.public_indices)
+                job_tables = JobTables(order, index_table(program, indices, ordered, keep=True), batches)
             self._ahead[group] = _Ahead(round, clients, schedules, job_tables)
             return
         self._worker = self._worker or ThreadPoolExecutor(1, thread_name_prefix="batches")
         drawing = self._worker.submit(_draw, draws)
-        data, public_rows = phase_data(program), self.public_rows
+        data, public_indices = phase_data(program), self.public_indices
 
         def build() -> list[HostBatches]:  # same thread as the drawing, so result() does not block
             schedules = drawing.result()
-            return host_batches(data, rows, [schedules[index] for index in order], public_rows)
+            return host_batches(data, indices, [schedules[index] for index in order], public_indices)
 
         if order:
             job_tables = JobTables(order, None, self._worker.submit(build))
@@ -153,7 +153,7 @@ class ClientBatches:
                 raise BadInput(f"{algorithm.name} needs public data: give the federation some (public=...)")
         draws: Draws = []
         for client in clients:
-            sizes = {"private": len(self._rows[client]), "public": len(self.public_rows)}
+            sizes = {"private": len(self._indices[client]), "public": len(self.public_indices)}
             drawn = [
                 local_schedule.draw_arguments(
                     phase, number, task, client, round, label, sizes[phase.data], self._stragglers

@@ -48,7 +48,7 @@ from fedhead.privacy.sample_dp import SampleDP
 
 if TYPE_CHECKING:
     from fedhead.data.federation.federation import Federation
-    from fedhead.data.partitions.allocation import Rows
+    from fedhead.data.partitions.allocation import Indices
 
 
 class Clients:
@@ -108,7 +108,7 @@ class Clients:
                 seed=schedule.seed,
                 participation=schedule.participation,
                 objective=objective,
-                sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
+                sizes=tuple(len(indices) for indices in federation.indices) if all_here else (),
                 pool=training_pool,
                 noise_shares=max((step.min_clients(len(federation)) for step in experiment.uploads), default=1),
             )
@@ -119,14 +119,16 @@ class Clients:
         self._initial_states: dict[int, Tree] = {}  # by architecture
         self.privacy = private_rounds(experiment, self.task)
         samples = self.privacy if isinstance(self.privacy, PrivateSamples) else None
-        self.batches = ClientBatches(federation.rows, self.public, experiment.stragglers, samples)
+        self.batches = ClientBatches(federation.indices, self.public, experiment.stragglers, samples)
         self.padding_check, self._all_here = PaddingCheck(), all_here
         self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # by architecture
 
     def _training_pool(self) -> Pool:
         """Return the training samples of all clients, without local test samples."""
-        rows = np.sort(np.concatenate(self.federation.rows))
-        return self.pool if len(rows) == len(self.pool) else self.pool.take(torch.from_numpy(rows).to(self.device))
+        indices = np.sort(np.concatenate(self.federation.indices))
+        return (
+            self.pool if len(indices) == len(self.pool) else self.pool.take(torch.from_numpy(indices).to(self.device))
+        )
 
     def initial_state(self, client: int) -> Tree:
         """Return a client's initial state, shared by all clients of its architecture."""
@@ -160,7 +162,7 @@ class Clients:
     @cached_property
     def holders(self) -> list[int]:
         """Clients with training data; only these can take part."""
-        return [k for k, rows in enumerate(self.federation.rows) if len(rows)]
+        return [k for k, indices in enumerate(self.federation.indices) if len(indices)]
 
     def lr(self, round: int) -> float:
         """Return the learning rate of a round, counted from 1; a stage counts as the round after the last one."""
@@ -213,10 +215,10 @@ class Clients:
                     broadcast=downlink.broadcast,
                     per_client=[downlink.per_client[k] for k in clients],
                     states=states.of(clients),
-                    rows=[self.federation.rows[k] for k in clients],
+                    indices=[self.federation.indices[k] for k in clients],
                     counts=[self._counts_of[k] for k in clients],
                     schedules=schedules,
-                    public_rows=self.batches.public_rows,
+                    public_indices=self.batches.public_indices,
                     lr=self.lr(round),
                     round=round,
                     tables=tables,
@@ -243,12 +245,12 @@ class Clients:
             self.batches.begin(self.program(self.method, group), group, members, round, tables)
 
     @property
-    def test_rows(self) -> tuple[list[Rows], Pool]:
+    def test_indices(self) -> tuple[list[Indices], Pool]:
         """Indices of the clients' own test samples, and the pool that they index."""
         local = self.federation.client_test
         assert local is not None, "asked only where clients have test samples"
         pool = self.pool if self.federation.client_test_from == "train" else self.test
-        assert pool is not None, "local test rows point into the test set"
+        assert pool is not None, "local test indices point into the test set"
         return local, pool
 
 

@@ -52,13 +52,15 @@ class PaddingCheck:
 def check(job: Job, k: int, phases: set[int]) -> None:
     """Raise `BadInput` if a loss of these phases depends on the padding of the client at index `k`."""
     program = job.program
-    ids = torch.from_numpy(job.rows[k]).to(program.pool.device)
+    ids = torch.from_numpy(job.indices[k]).to(program.pool.device)
     # Iterate over the phases as an executor does, but send each back untrained.
     runs = phase_runs(program, job.inputs(k), job.batches(k), Vectorizer())
     phase_run = next(runs)
     for number in range(max(phases) + 1):
         if number in phases:
-            rows = ids if phase_run.step.phase.data == "private" else torch.from_numpy(job.public_rows).to(ids.device)
+            rows = (
+                ids if phase_run.step.phase.data == "private" else torch.from_numpy(job.public_indices).to(ids.device)
+            )
             _check_phase(phase_run, rows)
         if number < max(phases):
             phase_run = runs.send(phase_run.carry)
@@ -74,7 +76,7 @@ def _has_padding(job: Job) -> bool:
 def _padded_phases(job: Job, k: int) -> set[int]:
     """Return the phases in which a client has padding and other samples to replace it with."""
     phases = job.program.algorithm.phases(job.program.task)
-    size = {"private": len(job.rows[k]), "public": len(job.public_rows)}
+    size = {"private": len(job.indices[k]), "public": len(job.public_indices)}
     return {
         number
         for number, (phase, schedule) in enumerate(zip(phases, job.schedules[k], strict=True))
@@ -92,8 +94,8 @@ def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
     tested = torch.cat([real, padding])
     batch = Batch(map_inputs(lambda t: t[tested], full.x), *(t[tested] for t in full[1:]))
     # Replace each padding row by the next sample, so that the loss sees real samples only.
-    indices = (batch.rows[len(real) :].unsqueeze(1) == rows).int().argmax(1)
-    others = torch.cat([batch.rows[: len(real)], rows[(indices + 1) % len(rows)]])
+    indices = (batch.indices[len(real) :].unsqueeze(1) == rows).int().argmax(1)
+    others = torch.cat([batch.indices[: len(real)], rows[(indices + 1) % len(rows)]])
     changed_batch = pool.batch(others, batch.weight, batch.key if pool.transform.augment else None)
     tolerance = TOLERANCE_BF16 if program.bf16 else TOLERANCE
     outcomes = _outcome(phase_run, batch, key), _outcome(phase_run, changed_batch, key)

@@ -218,7 +218,7 @@ class Experiment:
         protections.check_samples(self.privacy, federation)
         for algorithm in (self.method, *(self.stages if stages else ())):
             algorithm.check(self.models, federation)
-        if sizes := {k: len(rows) for k, rows in enumerate(federation.rows) if len(rows)}:
+        if sizes := {k: len(indices) for k, indices in enumerate(federation.indices) if len(indices)}:
             size = self.cohort_size(len(federation))
             cohort = sampling.check(self.sampler or UniformSampler(), size, sizes, self.schedule.seed)
             self._warn_without_effect(cohort, sizes)

@@ -128,7 +128,7 @@ def check_samples(privacy: Sequence[Protection], federation: Federation) -> None
     """Raise `BadInput` if preprocessing is exact, or a δ so large that releasing a random sample would satisfy it."""
     if privacy:
         check_preprocessing(federation.fitted, bool(federation.missing))
-    samples = sum(len(rows) for rows in federation.rows)
+    samples = sum(len(indices) for indices in federation.indices)
     for protection in privacy:
         if not isinstance(protection, ClientDP):
             _check_delta(protection, samples, "training samples")

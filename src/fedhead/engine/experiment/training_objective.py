@@ -101,6 +101,6 @@ def _balanced(federation: Federation) -> Tensor:
     """Return balanced class weights; for multilabel, the ratio of negative to positive samples of each label."""
     if federation.has_classes:
         return balanced(torch.from_numpy(federation.counts().sum(axis=0)).double())
-    y = federation.train.y[torch.from_numpy(np.concatenate(federation.rows))].double()
+    y = federation.train.y[torch.from_numpy(np.concatenate(federation.indices))].double()
     positive = y.sum(0)
     return torch.where(positive > 0, (len(y) - positive) / positive.clamp_min(1), 1.0)

@@ -22,7 +22,7 @@ from fedhead.metrics.predictions import client_predictions, summarize
 from fedhead.metrics.registry import NO_METRICS, Metric
 
 if TYPE_CHECKING:
-    from fedhead.data.partitions.allocation import Rows
+    from fedhead.data.partitions.allocation import Indices
 
 
 def client_model_tests(
@@ -33,7 +33,7 @@ def client_model_tests(
     round: int,
     executor: Executor | None = None,
     metrics: Mapping[str, Metric] = NO_METRICS,
-    samples: tuple[list[Rows], Pool] | None = None,
+    samples: tuple[list[Indices], Pool] | None = None,
 ) -> dict[int, ClientTest]:
     """Evaluate the personal model of each client on the client's samples.
 
@@ -47,17 +47,17 @@ def client_model_tests(
         metrics: Additional metrics by name.
         samples: Sample indices of all clients and their pool; None: the clients' test samples.
     """
-    local, pool = samples or clients.test_rows
+    local, pool = samples or clients.test_indices
     tests: dict[int, ClientTest] = {}
     objective = clients.task.objective
     keep_scores = not objective.has_classes or any(metric.needs_scores for metric in metrics.values())
     reduce = forward.all_scores if keep_scores else partial(summarize, objective=objective)
     for job in clients.work(algorithm, downlink, states, round, trains=False):
         budget = clients.budgets[clients.assign[job.clients[0]]] if use_stacks(clients.device, executor) else None
-        rows = [local[k] for k in job.clients]
-        outputs = forward.personal_scores(job, pool, rows, budget, reduce)
-        for k, indices, scores in zip(job.clients, rows, outputs, strict=True):
-            y = pool.y[torch.from_numpy(indices).to(pool.device)]
+        indices = [local[k] for k in job.clients]
+        outputs = forward.personal_scores(job, pool, indices, budget, reduce)
+        for k, tested, scores in zip(job.clients, indices, outputs, strict=True):
+            y = pool.y[torch.from_numpy(tested).to(pool.device)]
             predictions = client_predictions(scores, y, clients.task.classes, keep_scores, objective)
             tests[k] = evaluation.client_test(predictions, metrics)
     return tests

@@ -17,7 +17,7 @@ from fedhead.algorithm.task import Task
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.log import logger, warn_once
 from fedhead.core.tree.tree import Tree
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.clients import Clients
@@ -222,33 +222,33 @@ class Simulation(Transport):
         tests = self._tests(context, metrics)
         return evaluation.client_tests(
             tests,
-            [len(rows) for rows in self.clients.federation.client_test],
+            [len(indices) for indices in self.clients.federation.client_test],
             {name: [None if test is None else test.accuracy for test in tests] for name, tests in step_tests.items()},
         )
 
     @cached_property
     def _validation_pool(self) -> Pool:
-        rows = self.clients.federation.validation
-        assert rows is not None, "asked only where clients have validation samples"
-        return self.clients.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device))
+        indices = self.clients.federation.validation
+        assert indices is not None, "asked only where clients have validation samples"
+        return self.clients.pool.take(torch.from_numpy(np.concatenate(indices)).to(self.device))
 
     def validate(self, context: Context) -> Row | None:
         """Evaluate the global model on all validation samples, and personal models if the run tests them."""
-        rows, metrics = self.clients.federation.validation, self.experiment.metrics
-        if rows is None:
+        indices, metrics = self.clients.federation.validation, self.experiment.metrics
+        if indices is None:
             return None
         pool, bf16 = self._validation_pool, self.clients.bf16
         global_row = evaluate_global_model(context.algorithm, context.server, self.task, pool, bf16, metrics)
         tests = None
         if self.clients.federation.client_test is not None or global_row["test_loss"] is None:
-            client_tests = self._tests(context, metrics, (rows, self.clients.pool))
-            tests = evaluation.client_tests(client_tests, [len(indices) for indices in rows], {})
+            client_tests = self._tests(context, metrics, (indices, self.clients.pool))
+            tests = evaluation.client_tests(client_tests, [len(each) for each in indices], {})
         return evaluation.validation_row(global_row, tests, metrics)
 
     def _tests(
-        self, context: Context, metrics: Mapping[str, Metric], samples: tuple[list[Rows], Pool] | None = None
+        self, context: Context, metrics: Mapping[str, Metric], samples: tuple[list[Indices], Pool] | None = None
     ) -> list[ClientTest | None]:
-        local = (samples or self.clients.test_rows)[0]
+        local = (samples or self.clients.test_indices)[0]
         tested = [k for k in self.clients.holders if len(local[k])]
         downlink = make_downlink(context.algorithm, context.server, tested, self.clients.task_of)
         exchange = (context.algorithm, downlink, context.states, context.round)

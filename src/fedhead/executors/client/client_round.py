@@ -37,7 +37,7 @@ OPTIMIZER = "~optimizer"  # entry of the client state that holds the optimizer s
 class PhaseBatches(NamedTuple):
     """Batches of a phase: sample indices and weights per step, and the random key of augmentation and dropout."""
 
-    rows: Tensor  # [steps, (K,) batch]
+    indices: Tensor  # [steps, (K,) batch]
     weight: Tensor  # [steps, (K,) batch]
     key: Tensor  # [(K)]
     widths: list[int] | None  # active clients per step, most steps first; None without a client axis
@@ -53,7 +53,7 @@ class PhaseBatches(NamedTuple):
 
     def at(self, step: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sample indices, weights and random key of a step."""
-        return _at(self.rows, step), _at(self.weight, step), random.fold_in(self.key, step)
+        return _at(self.indices, step), _at(self.weight, step), random.fold_in(self.key, step)
 
     def lengths(self) -> list[int]:
         """Return the number of steps of each client in a stack."""
@@ -62,7 +62,7 @@ class PhaseBatches(NamedTuple):
         return steps
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.indices)
 
 
 def draw_batch(pool: Pool, index: Tensor, weight: Tensor, key: Tensor) -> tuple[Batch, Tensor]:

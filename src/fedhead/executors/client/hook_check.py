@@ -178,7 +178,7 @@ def given_tensors(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
         "client.steps": inputs.steps,
         "client.lr": inputs.lr,
         "client.round": inputs.round,
-        "batch.rows": inputs.rows,  # of the batches in client.total
+        "batch.indices": inputs.indices,  # of the batches in client.total
         "batch.weight": inputs.mask,
     }
 
@@ -186,6 +186,6 @@ def given_tensors(inputs: ClientInputs) -> dict[str, Tree | Tensor]:
 def _try_personal_model(job: Job, inputs: ClientInputs) -> None:
     program, algorithm = job.program, job.program.algorithm
     client, pool = program.client(inputs), program.pool
-    x = pool.view(torch.from_numpy(job.rows[0][:_ROWS]).to(pool.device), None)
+    x = pool.view(torch.from_numpy(job.indices[0][:_ROWS]).to(pool.device), None)
     with torch.no_grad():
         algorithm.predict(algorithm.personal_model(client), x, client)

@@ -14,9 +14,9 @@ from fedhead.core.training.batching import BatchSchedule
 from fedhead.core.tree.schema import Schema, schema
 from fedhead.core.tree.tree import Tree
 from fedhead.core.tree.tree_rows import StackedTrees, as_rows
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.executors.client.client_round import PhaseBatches
-from fedhead.executors.client.job_tables import JobTables, RowTable, all_batches, row_table
+from fedhead.executors.client.job_tables import IndexTable, JobTables, all_batches, index_table
 from fedhead.executors.client.program import ClientProgram
 from fedhead.executors.client.stack_errors import CannotStack
 
@@ -33,10 +33,10 @@ class Job:
         broadcast: Broadcast to all clients.
         per_client: Additional message to each client.
         states: Client states, on the device or on the host.
-        rows: Indices of each client's training samples in the pool.
+        indices: Indices of each client's training samples in the pool.
         counts: Samples per class of each client.
         schedules: Batch schedules of each client, one entry per phase.
-        public_rows: Indices of the public samples that all clients hold.
+        public_indices: Indices of the public samples that all clients hold.
         lr: Learning rate of the round.
         round: Round number, counted from 1.
         compiled: Whether the steps must be compiled (True) or must not be (False), as recorded by the run that is
@@ -49,10 +49,10 @@ class Job:
     broadcast: Tree
     per_client: list[Tree]
     states: Sequence[Tree]
-    rows: list[Rows]
+    indices: list[Indices]
     counts: list[Tensor]
     schedules: list[list[BatchSchedule]]
-    public_rows: Rows
+    public_indices: Indices
     lr: float
     round: int
     compiled: bool | None = None
@@ -79,7 +79,7 @@ class Job:
             clients=select(self.clients),
             per_client=select(self.per_client),
             states=as_rows(self.states).take(places),
-            rows=select(self.rows),
+            indices=select(self.indices),
             counts=select(self.counts),
             schedules=select(self.schedules),
             tables=replace(tables, places=list(range(len(places)))) if tables and tables.places == places else None,
@@ -111,8 +111,8 @@ class Job:
             Inputs without a client axis.
         """
         state = self._on_device(self.states[k])
-        table = row_table(self.program, [self.rows[k]], [self.schedules[k]])
-        return self._inputs(self.per_client[k], state, self.counts[k], RowTable(*(t[0] for t in table)))
+        table = index_table(self.program, [self.indices[k]], [self.schedules[k]])
+        return self._inputs(self.per_client[k], state, self.counts[k], IndexTable(*(t[0] for t in table)))
 
     def stacked_inputs(self) -> ClientInputs:
         """Return the inputs of all clients with a client axis."""
@@ -122,9 +122,9 @@ class Job:
             states = self._stack([self._on_device(state) for state in self.states], "holds")
         received = self._stack(self.per_client, "receives")
         ahead = self._tables_in_order
-        table = None if ahead is None else ahead.rows
+        table = None if ahead is None else ahead.indices
         if table is None:
-            table = row_table(self.program, self.rows, self.schedules, keep=True)
+            table = index_table(self.program, self.indices, self.schedules, keep=True)
         return self._inputs(received, states, torch.stack(self.counts), table)
 
     @property
@@ -162,7 +162,7 @@ class Job:
         first = next(state.tensors(), None)
         return state if first is None or first.device.type == device.type else state.to(device)
 
-    def _inputs(self, per_client: Tree, state: Tree, counts: Tensor, table: RowTable) -> ClientInputs:
+    def _inputs(self, per_client: Tree, state: Tree, counts: Tensor, table: IndexTable) -> ClientInputs:
         pool, device = self.program.pool, self.program.pool.device
         rate = min(self.lr, torch.finfo(pool.dtype).max)  # a larger rate diverges as well
         lr = torch.full((), rate, dtype=pool.dtype, device=device)  # on a GPU faster than a copy from the host
@@ -178,14 +178,14 @@ class Job:
         Returns:
             One entry per phase.
         """
-        stacked = all_batches(self.program, [self.rows[k]], [self.schedules[k]], self.public_rows)
-        return [PhaseBatches(b.rows[:, 0], b.weight[:, 0], b.key[0], None, b.padded, b.noise) for b in stacked]
+        stacked = all_batches(self.program, [self.indices[k]], [self.schedules[k]], self.public_indices)
+        return [PhaseBatches(b.indices[:, 0], b.weight[:, 0], b.key[0], None, b.padded, b.noise) for b in stacked]
 
     def stacked_batches(self) -> list[PhaseBatches]:
         """Return the batches of all clients with a client axis; clients must be sorted by steps, most first."""
         if (ahead := self._tables_in_order) is not None:
             return ahead.batches_on_device(self.program)
-        return all_batches(self.program, self.rows, self.schedules, self.public_rows)
+        return all_batches(self.program, self.indices, self.schedules, self.public_indices)
 
 
 def _entry(name: str, form: Schema) -> str:

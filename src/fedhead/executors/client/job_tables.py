@@ -19,16 +19,16 @@ from torch import Tensor
 
 from fedhead.core.training.batching import BatchSchedule, Noise, batch_tables
 from fedhead.core.tree.transfer import to_device
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.data.pool import Pool
 from fedhead.executors.client.client_round import PhaseBatches
 from fedhead.executors.client.program import ClientProgram
 
 
-class RowTable(NamedTuple):
-    """Sample indices of the clients; shorter rows are padded with repeated samples, whose mask is 0."""
+class IndexTable(NamedTuple):
+    """Sample indices of the clients; shorter lists are padded with repeated samples, whose mask is 0."""
 
-    rows: Tensor  # [K, longest]
+    indices: Tensor  # [K, longest]
     mask: Tensor  # [K, longest]
     steps: Tensor  # [K], sum over phases
 
@@ -37,7 +37,7 @@ class HostBatches(NamedTuple):
     """Batches of a phase on the host."""
 
     data: str  # private or public
-    rows: NDArray[np.int32]  # [steps, clients, batch]
+    indices: NDArray[np.int32]  # [steps, clients, batch]
     weight: NDArray[np.float32]  # [steps, clients, batch]
     keys: list[int]  # one per client
     widths: list[int]  # see PhaseBatches
@@ -51,12 +51,12 @@ class JobTables:
 
     Args:
         places: Positions of the clients in the job's lists, in stack order.
-        rows: Sample indices of the clients; None: not yet copied to the device.
+        indices: Sample indices of the clients; None: not yet copied to the device.
         batches: Batches of each phase on the device, or a future that computes them on the host.
     """
 
     places: list[int]
-    rows: RowTable | None
+    indices: IndexTable | None
     batches: list[PhaseBatches] | Future[list[HostBatches]]
 
     def batches_on_device(self, program: ClientProgram) -> list[PhaseBatches]:
@@ -70,7 +70,10 @@ def phase_data(program: ClientProgram) -> list[str]:
 
 
 def host_batches(
-    data: Sequence[str], rows: Sequence[Rows], schedules: Sequence[Sequence[BatchSchedule]], public_rows: Rows
+    data: Sequence[str],
+    indices: Sequence[Indices],
+    schedules: Sequence[Sequence[BatchSchedule]],
+    public_indices: Indices,
 ) -> list[HostBatches]:
     """Return the batches of each phase on the host; clients must be sorted by steps, most first.
 
@@ -78,11 +81,11 @@ def host_batches(
 
     Args:
         data: Data of each phase: private or public.
-        rows: Indices of each client's training samples in the pool.
+        indices: Indices of each client's training samples in the pool.
         schedules: Batch schedules of each client, one entry per phase.
-        public_rows: Indices of the public samples that all clients hold.
+        public_indices: Indices of the public samples that all clients hold.
     """
-    sources = {"private": rows, "public": [public_rows] * len(rows)}
+    sources = {"private": indices, "public": [public_indices] * len(indices)}
     numbers = range(len(schedules[0]))
     return [_host_batches(data[n], sources[data[n]], [phases[n] for phases in schedules]) for n in numbers]
 
@@ -93,45 +96,48 @@ def to_phases(program: ClientProgram, batches: Sequence[HostBatches]) -> list[Ph
 
 
 def all_batches(
-    program: ClientProgram, rows: Sequence[Rows], schedules: Sequence[Sequence[BatchSchedule]], public_rows: Rows
+    program: ClientProgram,
+    indices: Sequence[Indices],
+    schedules: Sequence[Sequence[BatchSchedule]],
+    public_indices: Indices,
 ) -> list[PhaseBatches]:
     """Return the batches of each phase on the device; see `host_batches`."""
-    return to_phases(program, host_batches(phase_data(program), rows, schedules, public_rows))
+    return to_phases(program, host_batches(phase_data(program), indices, schedules, public_indices))
 
 
-def row_table(
-    program: ClientProgram, rows: Sequence[Rows], schedules: Sequence[Sequence[BatchSchedule]], keep: bool = False
-) -> RowTable:
+def index_table(
+    program: ClientProgram, indices: Sequence[Indices], schedules: Sequence[Sequence[BatchSchedule]], keep: bool = False
+) -> IndexTable:
     """Return the sample indices, masks and step counts of the clients.
 
     Args:
         program: Algorithm, task and data.
-        rows: Indices of each client's training samples in the pool.
+        indices: Indices of each client's training samples in the pool.
         schedules: Batch schedules of each client, one entry per phase.
         keep: Whether the pool caches the table for other rounds of the same clients.
     """
     pool = program.pool
-    make = partial(_rows_and_mask, pool, rows)
-    table, mask = pool.row_tables.get_or_make(rows, make) if keep else make()
+    make = partial(_indices_and_mask, pool, indices)
+    table, mask = pool.index_tables.get_or_make(indices, make) if keep else make()
     if keep and table.is_cuda:  # the cache may free it while this stream still reads it
         for tensor in (table, mask):
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
-    return RowTable(table, mask, to_device([sum(map(len, phases)) for phases in schedules], pool.device, pool.dtype))
+    return IndexTable(table, mask, to_device([sum(map(len, phases)) for phases in schedules], pool.device, pool.dtype))
 
 
-def _rows_and_mask(pool: Pool, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
-    longest = max(map(len, rows))
-    full = [indices if len(indices) == longest else np.resize(indices, longest) for indices in rows]
+def _indices_and_mask(pool: Pool, indices: Sequence[Indices]) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, indices))
+    full = [each if len(each) == longest else np.resize(each, longest) for each in indices]
     table = to_device(np.stack(full), pool.device)
-    sizes = [len(indices) for indices in rows]
+    sizes = [len(each) for each in indices]
     if min(sizes) == longest:
-        return table, torch.ones(len(rows), longest, dtype=pool.dtype, device=pool.device)
+        return table, torch.ones(len(indices), longest, dtype=pool.dtype, device=pool.device)
     size = to_device(sizes, pool.device)
     return table, (torch.arange(longest, device=pool.device) < size[:, None]).to(pool.dtype)
 
 
-def _host_batches(data: str, rows: Sequence[Rows], schedules: Sequence[BatchSchedule]) -> HostBatches:
-    index, weight, lengths = batch_tables(list(zip(schedules, rows, strict=True)))
+def _host_batches(data: str, indices: Sequence[Indices], schedules: Sequence[BatchSchedule]) -> HostBatches:
+    index, weight, lengths = batch_tables(list(zip(schedules, indices, strict=True)))
     active = np.arange(len(index))[:, None] < lengths
     padded = (active & (weight.min(2, initial=1) == 0)).any(1).tolist()
     keys, noise = [each.key for each in schedules], [each.noise for each in schedules if each.noise is not None]
@@ -140,8 +146,8 @@ def _host_batches(data: str, rows: Sequence[Rows], schedules: Sequence[BatchSche
 
 def _to_phase(batches: HostBatches, device: torch.device) -> PhaseBatches:
     key = to_device(batches.keys, device)
-    rows, weight = to_device(batches.rows, device).long(), to_device(batches.weight, device)
-    return PhaseBatches(rows, weight, key, batches.widths, batches.padded, batches.noise)
+    indices, weight = to_device(batches.indices, device).long(), to_device(batches.weight, device)
+    return PhaseBatches(indices, weight, key, batches.widths, batches.padded, batches.noise)
 
 
 def stack_order(steps: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:

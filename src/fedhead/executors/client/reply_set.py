@@ -144,7 +144,7 @@ class ReplySet(Mapping[int, ClientReply]):
                     "return one Reply per client of the job, in the order of job.clients"
                 )
         clients = [k for job in jobs for k in job.clients]
-        samples = [float(len(rows)) for job in jobs for rows in job.rows]
+        samples = [float(len(indices)) for job in jobs for indices in job.indices]
         left_out = {
             k: classes
             for job in jobs

@@ -42,7 +42,7 @@ def pays_for(phase_run: PhaseRun) -> bool:
     mine = _kind(phase_run.step.phase)
     alike = sum(_kind(phase) == mine for phase in program.algorithm.phases(program.task))  # a stage may repeat a phase
     steps = alike * sum(phase_run.batches.lengths())
-    return pays(steps, phase_run.batches.rows.shape[-1], program)
+    return pays(steps, phase_run.batches.indices.shape[-1], program)
 
 
 def _kind(phase: Phase) -> tuple[Any, ...]:

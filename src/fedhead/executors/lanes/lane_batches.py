@@ -80,20 +80,20 @@ class LaneBatches:
 
     def _draw_alike(self, one: _Alike, steps: int) -> list[LaneBatch]:
         parts = zip(*(self._lanes[place].draws(steps) for place in one.places), strict=True)
-        rows, weight, start = (torch.cat(part) for part in parts)  # [lanes · steps, batch], and [lanes · steps]
-        batch, keys = draw_batch(one.pool, rows, weight, start)
+        indices, weight, start = (torch.cat(part) for part in parts)  # [lanes · steps, batch], and [lanes · steps]
+        batch, keys = draw_batch(one.pool, indices, weight, start)
         batch = batch._replace(x=one.laid_out(batch.x))
         views = {number: one.laid_out(_view(one.pool, batch, number)) for number in one.views}
         found = []
-        for i in range(len(rows)):
+        for i in range(len(indices)):
             own = Batch(*(map_inputs(lambda t, i=i: t[i], part) for part in batch))
             held = {number: map_inputs(lambda t, i=i: t[i], view) for number, view in views.items()}
-            found.append(LaneBatch(own, keys[i], one.pool.holding(ViewsAhead(own.rows, own.key, held, one.views))))
+            found.append(LaneBatch(own, keys[i], one.pool.holding(ViewsAhead(own.indices, own.key, held, one.views))))
         return found
 
 
 def _view(pool: Pool, batch: Batch, number: int) -> Inputs:
     """Return an additional view of stacked batches."""
-    view = pool.another_view(batch.rows.reshape(-1), batch.key.reshape(-1), number)
-    made: Inputs = map_inputs(lambda t: t.reshape(*batch.rows.shape, *t.shape[1:]), view)
+    view = pool.another_view(batch.indices.reshape(-1), batch.key.reshape(-1), number)
+    made: Inputs = map_inputs(lambda t: t.reshape(*batch.indices.shape, *t.shape[1:]), view)
     return made

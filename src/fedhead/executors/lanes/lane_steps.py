@@ -39,7 +39,7 @@ class Lane:
             params, opt = clone_for_in_place(self.carry.params, self.carry.opt)
             self.carry = self.carry._replace(params=params, opt=opt)
             self.step = replace(self.step, program=replace(self.step.program, in_place=True))
-        self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.batches.rows.device)
+        self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.batches.indices.device)
         self.draw = pytree.tree_map(torch.clone, self._draw())
         self.key = step_key(phase_run)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -64,9 +64,9 @@ class Lane:
 
     def draws(self, steps: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sample indices and weights of the next steps, [steps, batch], and their keys, [steps]."""
-        rows, weight, start = self.batches
-        at = (self.counter + torch.arange(steps, device=rows.device)).clamp(max=self.last)
-        return rows.index_select(0, at), weight.index_select(0, at), random.fold_in(start, at)
+        indices, weight, start = self.batches
+        at = (self.counter + torch.arange(steps, device=indices.device)).clamp(max=self.last)
+        return indices.index_select(0, at), weight.index_select(0, at), random.fold_in(start, at)
 
     def take_drawn(self, batch: Batch, key: Tensor, pool: Pool, padded: bool) -> None:
         """Run one step in place with a precomputed batch.
@@ -84,8 +84,8 @@ class Lane:
             self.counter.add_(1)
 
     def _draw(self) -> tuple[Tensor, Tensor, Tensor]:
-        rows, weight, start = self.batches
-        return PhaseBatches(rows, weight, start, None).at(self.counter.clamp(max=self.last))
+        indices, weight, start = self.batches
+        return PhaseBatches(indices, weight, start, None).at(self.counter.clamp(max=self.last))
 
     def flat(self, padded: bool, write: Callable[[Any, Any], None]) -> tuple[InPlace, list[Tensor], int]:
         """Return the step as a function of tensors, its arguments, and how many leading arguments it changes in place.
@@ -149,5 +149,5 @@ class CompiledSteps:
 
 def step_key(phase_run: PhaseRun) -> str:
     """Return the cache key of compiled steps, which is independent of the number of batches."""
-    first = PhaseBatches(phase_run.batches.rows[:1], *phase_run.batches[1:])
+    first = PhaseBatches(phase_run.batches.indices[:1], *phase_run.batches[1:])
     return cache_key(phase_run._replace(batches=first))

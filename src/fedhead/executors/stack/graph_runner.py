@@ -67,10 +67,10 @@ class GraphRunner:
         self.w = static_copy(w.map(lambda t: t[first]))
         self.inputs = static_copy(inputs.take(first))
         self.key = batches.key[first]
-        shape = (TABLE_STEPS, slots, batches.rows.shape[-1])
-        self.rows, self.weight = batches.rows.new_zeros(shape), batches.weight.new_zeros(shape)
-        self.done = batches.rows.new_zeros(shape[:2])  # completed steps of each slot's client
-        self.counter = torch.zeros((), dtype=torch.int64, device=batches.rows.device)
+        shape = (TABLE_STEPS, slots, batches.indices.shape[-1])
+        self.indices, self.weight = batches.indices.new_zeros(shape), batches.weight.new_zeros(shape)
+        self.done = batches.indices.new_zeros(shape[:2])  # completed steps of each slot's client
+        self.counter = torch.zeros((), dtype=torch.int64, device=batches.indices.device)
         self.graphs: dict[bool, StepGraphs] = {}  # keyed by whether the steps are compiled
         self._compilation: Future[None] | None = None  # background compilation
         self._traced: torch.fx.GraphModule | None = None  # traced step, until it is compiled
@@ -134,7 +134,7 @@ class GraphRunner:
             part = slice(begin, begin + TABLE_STEPS)
             count = len(done[part])
             self.done[:count] = done[part]
-            self.rows[:count] = batches.rows[done[part], client[part]]
+            self.indices[:count] = batches.indices[done[part], client[part]]
             self.weight[:count] = batches.weight[done[part], client[part]]
             self.counter.zero_()
             yield count
@@ -210,7 +210,7 @@ class GraphRunner:
         """Return the step as a function of a flat list of tensors, and these tensors; leading ones change in place."""
         pool = self.step.program.source(self.step.phase.data)
         changed, shape = pytree.tree_flatten((self.carry, self.counter))
-        tables = (self.rows, self.weight, self.done)
+        tables = (self.indices, self.weight, self.done)
         read, read_shape = pytree.tree_flatten((self.w, self.inputs, tables, self.key, pool.x, pool.y))
         self._changed = len(changed)
 

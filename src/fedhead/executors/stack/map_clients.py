@@ -22,7 +22,7 @@ from fedhead.core.system.errors import BadInput, first_line
 from fedhead.core.system.log import warn_once
 from fedhead.core.training.batch import Batch
 from fedhead.core.tree.transfer import to_device
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.data.pool import Pool
 from fedhead.executors.client.base import Executor
 from fedhead.executors.kernels.layers import with_stacked_layers
@@ -177,22 +177,22 @@ def map_in_stacks(
 BatchFunction = Callable[[int, Batch], Tensor]  # (clients, their batch) -> outputs with a client axis
 
 
-def map_rows(function: BatchFunction, pool: Pool, rows: Sequence[Rows], samples: int) -> list[Tensor]:
+def map_samples(function: BatchFunction, pool: Pool, indices: Sequence[Indices], samples: int) -> list[Tensor]:
     """Apply a function to all samples of all clients, in batches.
 
     Args:
         function: Function of the number of active clients and their batch.
         pool: Samples.
-        rows: Sample indices of each client, most samples first.
+        indices: Sample indices of each client, most samples first.
         samples: Samples per batch, of all clients.
 
     Returns:
         Outputs of each client's samples.
     """
-    lengths = [len(indices) for indices in rows]
-    parts: list[list[Tensor]] = [[] for _ in rows]
+    lengths = [len(each) for each in indices]
+    parts: list[list[Tensor]] = [[] for _ in indices]
     for begin, end, width in _steps(lengths, samples):
-        index = np.stack([np.resize(indices[begin:end], end - begin) for indices in rows[:width]])
+        index = np.stack([np.resize(each[begin:end], end - begin) for each in indices[:width]])
         weight = np.stack([np.arange(begin, end) < n for n in lengths[:width]])
         batch = pool.batch(to_device(index, pool.device), to_device(weight, pool.device))
         for part, n, out in zip(parts, lengths, function(width, batch), strict=False):
@@ -223,7 +223,7 @@ def vectorized(function: Callable[..., Any], device: torch.device, in_dims: Any)
 
 def map_clients(
     pool: Pool,
-    rows: Sequence[Rows],
+    indices: Sequence[Indices],
     stacked: Callable[[list[int]], BatchFunction],
     single: Callable[[int], BatchFunction],
     budget: MemoryBudget | None,
@@ -239,16 +239,16 @@ def map_clients(
     def map_single(k: int) -> Tensor:
         nonlocal samples  # stays smaller once memory has run out
         outputs, samples = retry_with_smaller_batches(
-            partial(map_rows, single(k), pool, [rows[k]]), samples, len(rows[k]), activity
+            partial(map_samples, single(k), pool, [indices[k]]), samples, len(indices[k]), activity
         )
         return outputs[0]
 
     with torch.no_grad():
         if budget is None:
-            return [map_single(k) for k in range(len(rows))]
+            return [map_single(k) for k in range(len(indices))]
         return map_in_stacks(
-            [len(indices) for indices in rows],
-            lambda places: map_rows(stacked(places), pool, [rows[k] for k in places], budget.samples),
+            [len(each) for each in indices],
+            lambda places: map_samples(stacked(places), pool, [indices[k] for k in places], budget.samples),
             map_single,
             budget,
             activity,

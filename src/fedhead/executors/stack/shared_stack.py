@@ -202,7 +202,7 @@ def merge_jobs(jobs: Sequence[Job]) -> Job:
         broadcast=Tree(),
         per_client=[job.broadcast.replace(tree) if tree else job.broadcast for job in jobs for tree in job.per_client],
         states=[state for job in jobs for state in job.states],
-        rows=[rows for job in jobs for rows in job.rows],
+        indices=[indices for job in jobs for indices in job.indices],
         counts=[counts for job in jobs for counts in job.counts],
         schedules=[schedules for job in jobs for schedules in job.schedules],
         compiled=any(compiled) if compiled else None,

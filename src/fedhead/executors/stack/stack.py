@@ -126,7 +126,7 @@ class Stack(Executor):
             self.graphs.begin_round(job.round, job.compiled)
         before = self.graphs.preparing
         # no buckets on a CPU: other batch shapes round differently, and recorded results would change
-        vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
+        vectorizer = VmapVectorizer(None if on_cpu else [len(indices) for indices in job.indices])
         reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
         reply = reply._replace(keep=with_own_rows(reply.keep))
         preparing = self._report.preparing + self.graphs.preparing - before
@@ -149,4 +149,4 @@ def by_steps(job: Job) -> list[list[int]]:
         job: Job of the clients.
     """
     steps = [[len(schedule) for schedule in phases] for phases in job.schedules]
-    return stack_order(steps, [len(rows) for rows in job.rows])
+    return stack_order(steps, [len(indices) for indices in job.indices])

@@ -72,21 +72,21 @@ def copy_each(to: Any, source: Any) -> None:
 def without_rows(phase_run: PhaseRun) -> PhaseRun:
     """Drop the clients' sample indices, which differ in length and are not used by steps."""
     inputs = phase_run.inputs
-    return phase_run._replace(inputs=inputs._replace(rows=inputs.rows[..., :0], mask=inputs.mask[..., :0]))
+    return phase_run._replace(inputs=inputs._replace(indices=inputs.indices[..., :0], mask=inputs.mask[..., :0]))
 
 
 def cache_key(phase_run: PhaseRun) -> str:
     """Return the cache key of static tensors and graphs."""
     batches = phase_run.batches
     tensors = structure((phase_run.carry, phase_run.w, phase_run.inputs, batches.key))
-    return _key(phase_run, batches.rows.shape, tensors)
+    return _key(phase_run, batches.indices.shape, tensors)
 
 
 def slot_key(phase_run: PhaseRun) -> str:
     """Return the cache key of graph runners, which is independent of the number of clients."""
     inputs = phase_run.inputs
     clients = structure((phase_run.carry, phase_run.w, inputs.per_client_tensors()), first=1)
-    return _key(phase_run, phase_run.batches.rows.shape[2:], clients, structure(inputs.shared_tensors()))
+    return _key(phase_run, phase_run.batches.indices.shape[2:], clients, structure(inputs.shared_tensors()))
 
 
 def _key(phase_run: PhaseRun, *shapes: Any) -> str:

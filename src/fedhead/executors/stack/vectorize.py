@@ -91,7 +91,7 @@ def bucketed_finish(
     def group(place: slice, w: Weights, inputs: ClientInputs) -> Reply:
         longest, count = max(sizes[place]), place.stop - place.start
         part = inputs.take(place)
-        part = part._replace(rows=part.rows[:, :longest], mask=part.mask[:, :longest])
+        part = part._replace(indices=part.indices[:, :longest], mask=part.mask[:, :longest])
         samples = MemoryBudget.on(program.pool.device).samples  # per batch, of all clients of the group
         chunked = replace(program, chunk=max(program.chunk, samples // count))
         return vectorized(chunked)(w.map(lambda t: t[place]), part)

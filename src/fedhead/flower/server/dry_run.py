@@ -18,7 +18,7 @@ from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs import targets
 from fedhead.data.inputs.arrays import Samples
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import make_downlink
 from fedhead.engine.experiment import training_objective
@@ -54,10 +54,10 @@ class DryRun:
         max_model_mb: int = MODEL_MB,
         dtype: torch.dtype = torch.float32,
     ):
-        rows: list[Rows] = [np.zeros(1, np.int64)] * len(spec.sites)
+        indices: list[Indices] = [np.zeros(1, np.int64)] * len(spec.sites)
         self._federation = Federation(
             Samples(spec.blank(), targets.blank(1, spec.classes, spec.objective)),
-            rows,
+            indices,
             spec.classes,
             transform=spec.transform(),
             public=public,
@@ -65,7 +65,7 @@ class DryRun:
             objective=spec.objective,
             missing=spec.missing,
             columns=spec.columns,
-            validation=None if experiment.schedule.validation is None else rows,
+            validation=None if experiment.schedule.validation is None else indices,
         )
         self._choices, self._experiment, self._max_model_mb, self._dtype = models, experiment, max_model_mb, dtype
         self._models: dict[tuple[str, int], SplitModel] = {
@@ -122,7 +122,7 @@ class DryRun:
 
     def check(self, stage: Stage) -> None:
         """Check that a stage is compatible with the models; the sites check their test samples."""
-        federation = replace(self._federation, client_test=self._federation.rows)
+        federation = replace(self._federation, client_test=self._federation.indices)
         training_objective.check(stage, federation.objective, self.clients.task.local)
         stage.check(list(self._models.values()), federation)
 

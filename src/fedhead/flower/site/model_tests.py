@@ -60,10 +60,10 @@ class ModelTests:
             sent: Weights of the model.
             kind: "global", or "site" for the personal model of another site.
         """
-        clients, task, (rows, pool) = self.clients, self.clients.task_of(self.k), self.clients.test_rows
+        clients, task, (indices, pool) = self.clients, self.clients.task_of(self.k), self.clients.test_indices
         model = Weights(sent.to(clients.device), getattr(sent, "buffers", ()))
         reply_check.check_finite(model, "the given model")
-        pool = pool.take(torch.from_numpy(rows[self.k]).to(clients.device))
+        pool = pool.take(torch.from_numpy(indices[self.k]).to(clients.device))
         if kind == "global":
             predictions = global_predictions(self.algorithm, model, task, pool, clients.bf16, keep_scores=True)
         else:
@@ -87,13 +87,13 @@ class ModelTests:
             sent: Weights of the global model; an empty tensor is the broadcast's tensor of that name.
             minimum: Classes with fewer validation samples are left out of the metrics.
         """
-        clients, rows = self.clients, self.clients.federation.validation
-        assert rows is not None, "the site has validation samples"
+        clients, indices = self.clients, self.clients.federation.validation
+        assert indices is not None, "the site has validation samples"
         shared = self.downlink.broadcast.get("model", Tree())
         model = Weights(sent.to(clients.device), getattr(sent, "buffers", ()))
         model = model.replace({name: shared[name] for name, t in sent.items() if name in shared and not t.numel()})
         reply_check.check_finite(model, f"global model, round {self.round}")
-        metrics, pool = summable(self.metrics), clients.pool.take(torch.from_numpy(rows[self.k]).to(clients.device))
+        metrics, pool = summable(self.metrics), clients.pool.take(torch.from_numpy(indices[self.k]).to(clients.device))
         scored = any(metric.needs_scores for metric in metrics.values())
         task = clients.task_of(self.k)
         predictions = global_predictions(self.algorithm, model, task, pool, clients.bf16, scored)
@@ -116,8 +116,8 @@ class ModelTests:
     def _own(
         self, algorithm: Algorithm, metrics: Mapping[str, Metric] = NO_METRICS, validation: bool = False
     ) -> ClientTest:
-        rows = self.clients.federation.validation
-        samples = (rows, self.clients.pool) if validation and rows is not None else None
+        indices = self.clients.federation.validation
+        samples = (indices, self.clients.pool) if validation and indices is not None else None
         exchange = (self.clients, algorithm, self.downlink, self.states, self.round)
         return client_model_tests(*exchange, metrics=metrics, samples=samples)[self.k]
 

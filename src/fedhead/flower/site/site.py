@@ -106,15 +106,15 @@ class Site:
             self._check_privacy(request, site_run)
             site_run.clients.leave_out_classes_below(self.policy.min_class_count)
         federation = site_run.clients.federation
-        rows, local, held_out = federation.rows[k], federation.client_test, federation.validation
-        if not len(rows):
+        indices, local, held_out = federation.indices[k], federation.client_test, federation.validation
+        if not len(indices):
             raise SiteProblem(
                 "no-samples",
                 f"site {self.name} holds no training samples: give it some, or take it out of the server's list",
             )
         response = self._response(
             request,
-            samples=len(rows),
+            samples=len(indices),
             tests=0 if local is None else len(local[k]),
             validations=0 if held_out is None else len(held_out[k]),
             model=dict(self.model),
@@ -318,7 +318,7 @@ class Site:
         """
         asked = to_json(dataclasses.replace(request, kind="work", seconds=1.0, algorithm="", frozen="", secure=None))
         (k,) = downlink.per_client
-        samples = clients.federation.train.take(clients.federation.rows[k])
+        samples = clients.federation.train.take(clients.federation.indices[k])
         tensors = {str(i): t for i, t in enumerate((*tensors_of(samples.x), samples.y))}
         trees = [digest_of(tree.leaves(), 16) for tree in (downlink.broadcast, downlink.per_client[k], kept)]
         return digest_json([asked, *trees, digest_of(tensors, 16)], 16)

@@ -25,7 +25,7 @@ from fedhead.data.inputs.named_inputs import prepare_like
 from fedhead.data.inputs.table_columns import is_frame
 from fedhead.data.inputs.table_schema import SUFFIXES, TableSchema
 from fedhead.data.inputs.table_statistics import TableStatistics
-from fedhead.data.partitions.allocation import Rows
+from fedhead.data.partitions.allocation import Indices
 from fedhead.data.sources import image_folders, sample_file
 from fedhead.data.sources.image_folders import pictures
 from fedhead.flower.wire.protocol import RunSpec
@@ -97,13 +97,13 @@ def _split(
 ) -> Federation:
     """Hold out shares of the site's samples for testing and validation, drawn with a seed and a client number."""
     seed, place = drawn
-    split = replace(whole, rows=_alone(whole.rows[number], place, place + 1)).with_client_test(client_test, seed)
+    split = replace(whole, indices=_alone(whole.indices[number], place, place + 1)).with_client_test(client_test, seed)
     split = split.with_validation(validation, seed)
     own, local, held_out = (
         None if each is None else _alone(each[place], number, len(whole))
-        for each in (split.rows, split.client_test, split.validation)
+        for each in (split.indices, split.client_test, split.validation)
     )
-    return replace(split, rows=own or [], client_test=local, validation=held_out)
+    return replace(split, indices=own or [], client_test=local, validation=held_out)
 
 
 def statistics(
@@ -134,14 +134,14 @@ def statistics(
         classes.count,
         objective=spec.objective,
     )
-    rows = _split(whole, number, client_test, drawn or (int(spec.recipe["seed"]), number)).rows[number]
-    return TableStatistics.of(frame, rows, schema, spec.preprocessing, minimum)
+    indices = _split(whole, number, client_test, drawn or (int(spec.recipe["seed"]), number)).indices[number]
+    return TableStatistics.of(frame, indices, schema, spec.preprocessing, minimum)
 
 
 def share(whole: Federation, number: int) -> Federation:
     """Return the federation with the samples of one client only."""
     empty = np.zeros(0, np.int64)
-    indices = whole.rows[number]
+    indices = whole.indices[number]
     if not len(indices):
         raise SiteProblem("no-samples", f"client {number} holds no training samples in this partition")
     local = empty if whole.client_test is None else whole.client_test[number]
@@ -155,13 +155,13 @@ def share(whole: Federation, number: int) -> Federation:
         whole,
         train=whole.train.take(np.concatenate(parts)),
         test=test,
-        rows=_alone(own, number, len(whole)),
+        indices=_alone(own, number, len(whole)),
         client_test=None if whole.client_test is None else _alone(places, number, len(whole)),
         validation=None if whole.validation is None else _alone(validation, number, len(whole)),
     )
 
 
-def _alone(indices: Rows, number: int, clients: int) -> list[Rows]:
+def _alone(indices: Indices, number: int, clients: int) -> list[Indices]:
     return [indices if k == number else np.zeros(0, np.int64) for k in range(clients)]
 
 

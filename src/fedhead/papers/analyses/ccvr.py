@@ -179,8 +179,8 @@ def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     simulation = run.simulation
     shape = simulation.clients.federation.input_shape
     require(len(shape) == 3, f"{run.path}: inputs of shape {shape} are no images, there is nothing to be seen")
-    client = max(simulation.clients.holders, key=lambda k: len(simulation.clients.federation.rows[k]))
-    rows = torch.from_numpy(simulation.clients.federation.rows[client])
+    client = max(simulation.clients.holders, key=lambda k: len(simulation.clients.federation.indices[k]))
+    rows = torch.from_numpy(simulation.clients.federation.indices[client])
     y = simulation.clients.pool.y.cpu()[rows]
     counts = y.bincount()
     chosen = [int(c) for c in counts.argsort(descending=True, stable=True)[:3] if counts[c] > 0]

@@ -87,7 +87,7 @@ def own_features(simulation: Simulation, models: Mapping[int, Weights]) -> dict[
     pool = simulation.clients.pool
     for client, w in models.items():
         model = simulation.clients.task_of(client).model.eval()
-        rows = torch.from_numpy(simulation.clients.federation.rows[client]).to(simulation.device)
+        rows = torch.from_numpy(simulation.clients.federation.indices[client]).to(simulation.device)
         parts = [functional_call(model, dict(w), (pool.view(part, None),)).z for part in torch.split(rows, CHUNK)]
         features[client] = torch.cat(parts), pool.y[rows]
     return features
