@@ -37,7 +37,7 @@ def indices_of_groups(
     require(len(set(client_names)) == count, f"group_names: two of {', '.join(client_names)} are the same")
     if clients not in (None, count):
         raise BadInput(f"clients: the data has {count} groups, not {clients}; set clients={count} ({DEFAULT})")
-    return _rows(read, client_names, names is not None, "groups"), client_names
+    return _indices(read, client_names, names is not None, "groups"), client_names
 
 
 def test_indices_of_groups(
@@ -55,7 +55,7 @@ def test_indices_of_groups(
         BadInput: If the groups don't match the samples, or name a client without training samples.
     """
     read = _read(groups, "test_groups", samples, "test samples")
-    return _rows(read, client_names, names is not None, "test_groups")
+    return _indices(read, client_names, names is not None, "test_groups")
 
 
 def _read(groups: Any, what: str, samples: int, noun: str) -> NDArray[Any]:
@@ -74,7 +74,7 @@ def _read(groups: Any, what: str, samples: int, noun: str) -> NDArray[Any]:
     return labels.read(array, what)
 
 
-def _rows(read: NDArray[Any], client_names: Sequence[str], numbered: bool, what: str) -> list[Indices]:
+def _indices(read: NDArray[Any], client_names: Sequence[str], numbered: bool, what: str) -> list[Indices]:
     """Return the sample indices of each client.
 
     Args:
