@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -43,6 +43,18 @@ def client_dp(**parameters: Any) -> fh.ClientDP:
 
 def sample_dp(**parameters: Any) -> fh.SampleDP:
     return fh.SampleDP(**{"epsilon": 50, "delta": 1e-4, "test_seed": 1, **parameters})
+
+
+@dataclasses.dataclass(frozen=True)
+class Noiseless(fh.Protection):
+    """A protection whose noise nobody adds."""
+
+    covers: ClassVar[Literal["rounds"]] = "rounds"
+
+
+def test_a_protection_of_rounds_of_another_kind_is_refused() -> None:
+    with pytest.raises(BadInput, match="Noiseless adds no noise to rounds: inherit from ClientDP or SampleDP"):
+        train(Noiseless())
 
 
 # -- client_dp ------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ def check(
     for protection in privacy:
         if covered.count(protection.covers) > 1:
             raise BadInput(f"privacy: two protections of the {protection.covers}: name one")
+        if protection.covers == "rounds" and not isinstance(protection, ClientDP | SampleDP):
+            raise BadInput(f"privacy: {protection.name} adds no noise to rounds: inherit from ClientDP or SampleDP")
         if protection.covers == "stages" and not any(step.class_rows for stage in stages for step in stage.chain()):
             raise BadInput(f"privacy: {protection.name} needs a stage that sends class statistics: add stages=[ridge]")
         if protection.covers == "rounds" and not rounds:
