@@ -36,7 +36,7 @@ def check_model(
     classes: int | None = None,
     skip: Sequence[str] = (),
 ) -> list[Check]:
-    """Check that a model trains on every executor, and that its predictions do not depend on the batch.
+    """Check that a model trains in a loop and stacked, and that its predictions do not depend on the batch.
 
     In training, the padding rows of a partial batch must have no effect: BatchNorm layers ignore them, and models that
     mix the rows of a batch in another way fail.

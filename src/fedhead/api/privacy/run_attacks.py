@@ -113,10 +113,10 @@ class RunAudit:
             differences = [_View([guarded[k]], minus(parts[k], own)) for k, own in others.items()]
         self.clients.tasks = tasks
         small = sum(n for own in truth.values() for n in torch.bincount(own.y).tolist() if n <= 2)
-        exposed = f"share of {small} samples in classes of one or two at a client, whose features the server computes"
+        exposed = f"share of features recovered, of {small} samples in classes of at most 2"
         error = f"median error of inputs computed from {INVERTED} features; 0: exact, 1: no better than a grey image"
-        left_out = "share of samples left out of a second release whose features are the difference"
-        counted = "share of the clients' numbers of samples per class that the server knows"
+        left_out = "share of features recovered by subtracting two releases"
+        counted = "share of class counts recovered"
         found, lost = (_recovered(views) / max(small, 1) for views in (single, visible))
         before, after = (_recovered(views) / len(views) for views in (changed, differences))
         return [

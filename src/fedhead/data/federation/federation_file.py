@@ -1,4 +1,4 @@
-"""Serialization of federations to .npz files; see docs/data.md for the arrays."""
+"""Serialization of federations to .npz files; see docs/data_files.md for the arrays."""
 
 from __future__ import annotations
 
