@@ -36,7 +36,7 @@ def compare_with_simulation(trial: Trial) -> None:
                 del grid.nodes[node]  # a site without samples only reports this
         transport = world.transport(grid, round_seconds=60.0, attempts=1)
         try:
-            found = run(transport)
+            actual = run(transport)
         except FedheadError as error:
             raise CheckFailed(
                 f"{owner} runs in a simulation and fails over Flower's messages: a site knows only its own data, so "
@@ -46,7 +46,7 @@ def compare_with_simulation(trial: Trial) -> None:
             k: SiteStore(world.folder / "state", world.identity, f"site-{k}").load(f"state-{transport.states[k]}")
             for k in simulation.states.kept
         }
-    gap = difference(_left(expected, simulation.states.kept), _left(found, kept), 1e-6)
+    gap = difference(_left(expected, simulation.states.kept), _left(actual, kept), 1e-6)
     require(not gap, f"{owner} gives other numbers over Flower's messages than in a simulation ({gap})")
 
 

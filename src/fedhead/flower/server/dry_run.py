@@ -76,19 +76,19 @@ class DryRun:
         self._replies: dict[tuple[str, tuple[str, int]], Tree] = {}
         self.clients = self._clients(self._models, self._kinds)
 
-    def assign(self, client: int, own: Mapping[str, Any]) -> None:
+    def assign(self, client: int, overrides: Mapping[str, Any]) -> None:
         """Set the architecture of a client.
 
         Args:
             client: Number of the client.
-            own: Recipe keys that its site overrides; empty: the recipe's model.
+            overrides: Recipe keys that its site overrides; empty: the recipe's model.
 
         Raises:
             BadInput: If the model is too large, can't be built, or can't be trained with the others.
         """
         try:
-            text = json.dumps(dict(own), sort_keys=True)
-            choices = self._own(own, text) if own else [self._models[kind] for kind in self._recipe]
+            text = json.dumps(dict(overrides), sort_keys=True)
+            choices = self._own(overrides, text) if overrides else [self._models[kind] for kind in self._recipe]
             kind = (text, client % len(choices))
             kinds = [kind if k == client else now for k, now in enumerate(self._kinds)]
             if kinds != self._kinds:
@@ -101,12 +101,12 @@ class DryRun:
         except Exception as error:  # a site may send anything
             raise BadInput(f"its model can't be used: {printable(error, 200)}") from error
 
-    def _own(self, own: Mapping[str, Any], text: str) -> Sequence[SplitModel]:
+    def _own(self, overrides: Mapping[str, Any], text: str) -> Sequence[SplitModel]:
         """Build the architectures that a site requests."""
-        if len(text) > MODEL_CHARACTERS or not isinstance(own.get("model", ""), str):
+        if len(text) > MODEL_CHARACTERS or not isinstance(overrides.get("model", ""), str):
             raise BadInput(f"its model must be one name, with its parameters at most {MODEL_CHARACTERS} characters")
         with AllocationLimit(self._max_model_mb * 2**20, "raise max_model_mb in server.yaml if its model may have it"):
-            choices = self._choices(own)
+            choices = self._choices(overrides)
         blank = self.clients.pool.view(torch.zeros(1, dtype=torch.int64), None)
         with torch.no_grad():
             for model in choices:

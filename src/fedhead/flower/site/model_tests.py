@@ -42,13 +42,13 @@ class ModelTests:
 
     def test(self, response: Response) -> Response:
         """Return the response with the results of the site's own model on its test samples."""
-        own = self._own(self.algorithm, self.metrics)
+        result = self._own(self.algorithm, self.metrics)
         steps = self.algorithm.steps() if isinstance(self.algorithm, Stage) else {}
         return replace(
             response,
-            accuracy=own.accuracy,
-            loss=finite(own.loss),
-            metrics=_values(own.measured),
+            accuracy=result.accuracy,
+            loss=finite(result.loss),
+            metrics=_values(result.measured),
             steps={name: self._own(step).accuracy for name, step in steps.items()},
         )
 
@@ -75,9 +75,9 @@ class ModelTests:
 
     def validate(self, response: Response) -> Response:
         """Return the response with the results of the site's own model on its validation samples."""
-        own = self._own(self.algorithm, self.metrics, validation=True)
-        values = _values(own.measured)
-        return replace(response, personal=own.accuracy, personal_loss=finite(own.loss), personal_metrics=values)
+        result = self._own(self.algorithm, self.metrics, validation=True)
+        values = _values(result.measured)
+        return replace(response, personal=result.accuracy, personal_loss=finite(result.loss), personal_metrics=values)
 
     def validate_global(self, response: Response, sent: Tree, minimum: int) -> tuple[Response, dict[str, Tree]]:
         """Return the response with sums over the validation samples, and the trees with the sums of metrics.

@@ -99,11 +99,11 @@ def _split(
     seed, place = drawn
     split = replace(whole, indices=_alone(whole.indices[number], place, place + 1)).with_client_test(client_test, seed)
     split = split.with_validation(validation, seed)
-    own, local, held_out = (
+    training, local, held_out = (
         None if each is None else _alone(each[place], number, len(whole))
         for each in (split.indices, split.client_test, split.validation)
     )
-    return replace(split, indices=own or [], client_test=local, validation=held_out)
+    return replace(split, indices=training or [], client_test=local, validation=held_out)
 
 
 def statistics(
@@ -148,14 +148,14 @@ def share(whole: Federation, number: int) -> Federation:
     held_out = empty if whole.validation is None else whole.validation[number]
     parts, test = [indices, local if whole.client_test_from == "train" else empty, held_out], None
     ends = np.cumsum([0, *map(len, parts)])
-    own, places, validation = (np.arange(begin, end, dtype=np.int64) for begin, end in itertools.pairwise(ends))
+    training, places, validation = (np.arange(begin, end, dtype=np.int64) for begin, end in itertools.pairwise(ends))
     if whole.client_test_from == "test" and whole.test is not None and len(local):
         test, places = whole.test.take(local), np.arange(len(local), dtype=np.int64)
     return replace(
         whole,
         train=whole.train.take(np.concatenate(parts)),
         test=test,
-        indices=_alone(own, number, len(whole)),
+        indices=_alone(training, number, len(whole)),
         client_test=None if whole.client_test is None else _alone(places, number, len(whole)),
         validation=None if whole.validation is None else _alone(validation, number, len(whole)),
     )
