@@ -39,7 +39,7 @@ def candidates(federation: Federation, client: int | None, seed: int) -> tuple[S
     count = min(len(rows), len(federation.test.y), MOST)
     members = federation.train.take(generator.choice(rows, count, replace=False))
     others = federation.test.take(generator.choice(len(federation.test.y), count, replace=False))
-    x = map_inputs(lambda own, other: torch.cat([own, other]), members.x, others.x)
+    x = map_inputs(lambda inside, outside: torch.cat([inside, outside]), members.x, others.x)
     return Samples(x, torch.cat([members.y, others.y])), np.arange(2 * count) < count
 
 
