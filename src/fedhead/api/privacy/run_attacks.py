@@ -101,7 +101,7 @@ class RunAudit:
         changed = [_View([truth[k]], minus(plain.received(sent[k]), plain.received(again[k]))) for k in again]
         self.clients.tasks = [replace(task, min_class_count=self.minimum) for task in tasks]
         parts, second, others = (
-            {k: stage.received(own) for k, own in self._sent(stage, drop).items()} for drop in (False, False, True)
+            {k: stage.received(tree) for k, tree in self._sent(stage, drop).items()} for drop in (False, False, True)
         )
         if self.summed:  # if one client changes, the totals differ by its sample, whoever else is in them
             first = next(iter(others))
@@ -109,18 +109,18 @@ class RunAudit:
             visible = [_View(list(guarded.values()), totals[0])]
             differences = [_View([guarded[first]], minus(*totals))]
         else:
-            visible = [_View([guarded[k]], own) for k, own in parts.items()]
-            differences = [_View([guarded[k]], minus(parts[k], own)) for k, own in others.items()]
+            visible = [_View([guarded[k]], part) for k, part in parts.items()]
+            differences = [_View([guarded[k]], minus(parts[k], part)) for k, part in others.items()]
         self.clients.tasks = tasks
-        small = sum(n for own in truth.values() for n in torch.bincount(own.y).tolist() if n <= 2)
+        small = sum(n for client in truth.values() for n in torch.bincount(client.y).tolist() if n <= 2)
         exposed = f"share of features recovered, of {small} samples in classes of at most 2"
         error = f"median error of inputs computed from {INVERTED} features; 0: exact, 1: no better than a grey image"
         left_out = "share of features recovered by subtracting two releases"
         counted = "share of class counts recovered"
-        found, lost = (_recovered(views) / max(small, 1) for views in (single, visible))
+        share, lost = (_recovered(views) / max(small, 1) for views in (single, visible))
         before, after = (_recovered(views) / len(views) for views in (changed, differences))
         return [
-            Attack("reconstruction", on, exposed, found, lost),
+            Attack("reconstruction", on, exposed, share, lost),
             Attack("inversion", on, error, self._inverted(single), self._inverted(visible), 1.0),
             Attack("differencing", on, left_out, before, after),
             Attack("label counts", on, counted, _known(single), _known(visible)),
@@ -136,13 +136,13 @@ class RunAudit:
         y, shorter = clients.pool.y.cpu().numpy(), []
         for job in jobs:
             largest = [int(count.argmax()) for count in job.counts]
-            rows = [np.delete(own, np.flatnonzero(y[own] == c)[0]) for own, c in zip(job.indices, largest, strict=True)]
+            rows = [np.delete(ids, np.flatnonzero(y[ids] == c)[0]) for ids, c in zip(job.indices, largest, strict=True)]
             counts = [
                 count.index_add(0, torch.tensor([c], device=count.device), count.new_tensor([-1.0]))
                 for count, c in zip(job.counts, largest, strict=True)
             ]
             shorter.append(
-                replace(job, indices=rows, counts=counts).take([n for n, own in enumerate(rows) if len(own)])
+                replace(job, indices=rows, counts=counts).take([n for n, ids in enumerate(rows) if len(ids)])
             )
         return shorter
 
@@ -172,22 +172,22 @@ class RunAudit:
 
     def _inverted(self, views: Sequence[_View]) -> float | None:
         """Return the median error of inputs whose features are those of one-sample classes of one client."""
-        found: list[tuple[_Truth, Tensor, Tensor]] = []
+        cases: list[tuple[_Truth, Tensor, Tensor]] = []
         for view in views:
-            own = view.truth[0]
-            if len(view.truth) > 1 or not isinstance(own.x, Tensor) or not own.x.is_floating_point():
+            data = view.truth[0]
+            if len(view.truth) > 1 or not isinstance(data.x, Tensor) or not data.x.is_floating_point():
                 continue  # totals of several clients, named inputs, tokens
-            if not torch.equal(own.z.double(), own.sent):
+            if not torch.equal(data.z.double(), data.sent):
                 continue  # features that the stage transforms or scales
             for c, features in features_of(view.statistics).items():
-                x = own.x[own.y == c]
-                if len(x) == 1 and all(map(torch.equal, own.w.values(), (found[0][0] if found else own).w.values())):
-                    found.append((own, features[:1].to(x), x))
-        if not found:
+                x = data.x[data.y == c]
+                if len(x) == 1 and all(map(torch.equal, data.w.values(), (cases[0][0] if cases else data).w.values())):
+                    cases.append((data, features[:1].to(x), x))
+        if not cases:
             return None
-        own, shape = found[0][0], found[0][2].shape[1:]
-        features, inputs = (torch.cat(rows[:INVERTED]) for rows in list(zip(*found, strict=True))[1:])
-        guesses = invert(own.model, own.w, features, shape, seed=self.seed)
+        data, shape = cases[0][0], cases[0][2].shape[1:]
+        features, inputs = (torch.cat(rows[:INVERTED]) for rows in list(zip(*cases, strict=True))[1:])
+        guesses = invert(data.model, data.w, features, shape, seed=self.seed)
         errors = [Inversions(x, [1], guess[None]).errors()[0] for x, guess in zip(inputs, guesses, strict=True)]
         return float(np.median(errors))
 
@@ -247,8 +247,8 @@ class RunAudit:
                 inside, outside = values[member], values[~member]
                 area = attacks.area_under_curve(inside, outside)
                 rows.append(Attack(name, on, "area under the curve, members against test samples", None, area, 0.5))
-                found = attacks.true_positive_rate(inside, outside)
-                rows.append(Attack(name, on, "members found with 1 % false alarms", None, found, 0.01))
+                rate = attacks.true_positive_rate(inside, outside)
+                rows.append(Attack(name, on, "members found with 1 % false alarms", None, rate, 0.01))
         return rows
 
 
@@ -257,7 +257,7 @@ def _recovered(views: Sequence[_View]) -> int:
     recovered = 0
     for view in views:
         for c, features in features_of(view.statistics).items():
-            true = torch.cat([own.sent[own.y == c] for own in view.truth])
+            true = torch.cat([truth.sent[truth.y == c] for truth in view.truth])
             if len(true):
                 recovered += int((attacks.direction_error(features.double(), true) < EXACT).any(1).sum())
     return recovered
@@ -267,8 +267,8 @@ def _known(views: Sequence[_View]) -> float:
     """Return the share of the clients' counts that statistics state exactly; totals state none of several clients."""
     known, present = 0, 0
     for view in views:
-        for own in view.truth:
-            counts = torch.bincount(own.y, minlength=view.statistics.classes).cpu()
+        for truth in view.truth:
+            counts = torch.bincount(truth.y, minlength=view.statistics.classes).cpu()
             present += int((counts > 0).sum())
             exact = (view.statistics.count.cpu() == counts) & (counts > 0)
             known += int(exact.sum()) if len(view.truth) == 1 else 0
