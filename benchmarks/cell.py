@@ -23,7 +23,7 @@ RECIPE = Path(__file__).with_name("cell.yaml")
 def timed(out: Path, caches: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run the command, with the compilers' caches in a folder of their own."""
     command = [sys.executable, "-m", "fedhead", "run", str(RECIPE), *options.assignments, "--out", str(out)]
-    command += ["--data", options.data, "--device", options.device, "--precision", options.precision]
+    command += ["--data-dir", options.data, "--device", options.device, "--precision", options.precision]
     places = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
     begin = time.perf_counter()
     done = subprocess.run(

@@ -20,7 +20,7 @@ if [ -d "$root/results" ] && [ ! "$root/results" -ef "$results" ]; then
 fi
 export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 reproduce=("${PYTHON:-python3}" -m fedhead reproduce)
-settings=(--data "$data" --results "$results" --precision "${PRECISION:-bf16}")
+settings=(--data-dir "$data" --results "$results" --precision "${PRECISION:-bf16}")
 if [ $# -eq 0 ]; then
     end=$((SECONDS + 60 * minutes))
     for table in $("${reproduce[@]}" | cut -d' ' -f1); do

@@ -116,7 +116,7 @@ def fedavg(held: fh.Federation, rounds: int, device: str) -> Iterator[Row]:
 def main() -> None:
     """Write one row per data set, split and head, each as soon as it is known."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", required=True, help="folder of the data sets, as for fedhead run --data")
+    parser.add_argument("--data", required=True, help="folder of the data sets, as for fedhead run --data-dir")
     parser.add_argument("--out", type=Path, required=True, help="folder for oneshot_cifar.csv")
     parser.add_argument("--datasets", nargs="+", default=["cifar10", "cifar100"])
     parser.add_argument("--alphas", nargs="+", default=["0.05", "0.1", "0.5", "iid"])

@@ -65,7 +65,7 @@ def run(
     env = dict(os.environ)
     if caches is not None:
         env |= {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
-    more = ["--data", options.data] if options.data and not options.tiny else []
+    more = ["--data-dir", options.data] if options.data and not options.tiny else []
     busy: list[int] = []
     shares: list[int] = []
     lines: list[str] = []

@@ -21,7 +21,7 @@ def test_a_summary_runs_nothing(words: list[str], tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("command", ["reproduce", "run", "sweep", "tune"])
-@pytest.mark.parametrize("words", [["--out", ""], ["--out="], ["--data", " "], ["--device", ""]])
+@pytest.mark.parametrize("words", [["--out", ""], ["--out="], ["--data-dir", " "], ["--device", ""]])
 def test_an_empty_value_is_refused_by_every_command(
     command: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,7 @@ def load(
     stages: Sequence[Stage] = (),
     uploads: Sequence[Upload] = (),
     optimizer: Optimizer | None = None,
-    data: str | PathLike[str] | None = None,
+    data_dir: str | PathLike[str] | None = None,
     device: str = "auto",
 ) -> Result:
     """Load a finished or unfinished run of `fedhead run` or `fedhead.run` from its folder.
@@ -69,7 +69,7 @@ def load(
         stages: Stages of such a run, if their classes can't be imported.
         uploads: All uploads of such a run, if their classes can't be imported.
         optimizer: Optimizer of such a run, if a recipe can't store it.
-        data: Folder of the data sets, for a run of a recipe; None: the default one.
+        data_dir: Folder of the data sets, for a run of a recipe; None: the default one.
         device: Device: "auto", "cpu" or "cuda".
 
     Returns:
@@ -82,7 +82,7 @@ def load(
     record = read_run(folder)
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)
     given = (federation, models, method, tuple(stages), tuple(uploads), optimizer)
-    return Result(record, _LoadedRun(folder, record, *given, data, device).trained)
+    return Result(record, _LoadedRun(folder, record, *given, data_dir, device).trained)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _LoadedRun:
     stages: tuple[Stage, ...]
     uploads: tuple[Upload, ...]
     optimizer: Optimizer | None
-    data: str | PathLike[str] | None
+    data_dir: str | PathLike[str] | None
     device: str
 
     @property
@@ -177,7 +177,7 @@ class _LoadedRun:
         if self.federation is not None:
             federation = recipe_data.with_validation(self.federation, recipe)
         else:
-            federation = recipe_data.federation(recipe, None if self.data is None else Path(self.data))
+            federation = recipe_data.federation(recipe, None if self.data_dir is None else Path(self.data_dir))
         return reopen.restored(self.folder, experiment, federation, state, number, self.device)
 
 

@@ -24,7 +24,7 @@ def run_recipe(
     out: str | PathLike[str] | None = None,
     resume: bool = False,
     allow_changed_code: bool = False,
-    data: str | PathLike[str] | None = None,
+    data_dir: str | PathLike[str] | None = None,
     device: str = "auto",
     executor: str = "auto",
     precision: str = "fp32",
@@ -41,7 +41,7 @@ def run_recipe(
         out: Run folder; None: a new one under runs/.
         resume: Resume an interrupted run; a finished one is not changed.
         allow_changed_code: Resume even if your code has changed.
-        data: Folder of the data sets; None: the default one.
+        data_dir: Folder of the data sets; None: the default one.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         executor: `"auto"`, a name that `fedhead ls executors` lists, or your own by name.
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
@@ -60,7 +60,7 @@ def run_recipe(
     require(not resume or out is not None, "--resume needs --out (resume needs out): name the run folder to continue")
     wanted = load(str(recipe), assignments)
     compute = Compute(
-        None if data is None else Path(data), device, executor, precision, threads, compile, allow_changed_code
+        None if data_dir is None else Path(data_dir), device, executor, precision, threads, compile, allow_changed_code
     )
     folder = _new_folder(recipe, wanted) if out is None else Path(out)
     made_loggers = LOGGER_PART.build(loggers, wanted.folders)

@@ -30,7 +30,7 @@ def sweep(
     minutes: float | None = None,
     shard: str | None = None,
     engine: Literal["local", "shared"] = "local",
-    data: str | PathLike[str] | None = None,
+    data_dir: str | PathLike[str] | None = None,
     device: str = "auto",
     executor: str | Executor = "auto",
     precision: str = "fp32",
@@ -53,7 +53,7 @@ def sweep(
         shard: Shard to run, such as "3/16"; None: all runs.
         engine: "local" runs sequentially in this process. "shared" runs concurrently: runs that differ only in seed or
             partition share one stack, which uses a GPU better and rounds differently.
-        data: Folder of the data sets; None: the default one.
+        data_dir: Folder of the data sets; None: the default one.
         device: Device: "auto", "cpu" or "cuda".
         executor: Executor, as in `fedhead.run`.
         precision: "fp32", "tf32" or "bf16".
@@ -71,7 +71,7 @@ def sweep(
     part = None if shard is None else read_shard(shard)
     source = recipe if isinstance(recipe, str) else Path(recipe)
     table = plan(source, axes or {})
-    place = None if data is None else Path(data)
+    place = None if data_dir is None else Path(data_dir)
     compute = Compute(place, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile)
     result = run_sweep(
         table,
@@ -86,4 +86,4 @@ def sweep(
     for name, reason in result.failures.items():
         logger.warning("%s failed: %s", name, reason)
     paths = [result.folder / path for cell in sweep_cells(table, seeds) for path in cell.runs]
-    return Results(load(path, data=data, device=device) for path in paths if (path / CONFIG).exists())
+    return Results(load(path, data_dir=data_dir, device=device) for path in paths if (path / CONFIG).exists())

@@ -30,7 +30,7 @@ def analyse(
     seed: Seed = 0,
     metric: MetricName = "accuracy",
     out: Annotated[Path | None, Option("Output folder. [default: analysis/ in the first run]")] = None,
-    data: DataFolder = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
     as_json: Annotated[bool, Option("Print the numbers as JSON.", flag="--json")] = False,
 ) -> None:
@@ -56,7 +56,7 @@ def analyse(
         _list_kinds()
         return
     options = AnalysisOptions(samples, _numbers(rounds), seed, metric)
-    places, report = analyze(kind, runs or [], options, data, device)
+    places, report = analyze(kind, runs or [], options, data_dir, device)
     folder, kind = out or places[0] / "analysis", kind.rpartition(":")[2]
     folder.mkdir(parents=True, exist_ok=True)
     with atomic(folder / f"{kind}.json") as draft:
@@ -81,7 +81,7 @@ def figure(
     rounds: Rounds = "1",
     seed: Seed = 0,
     metric: MetricName = "accuracy",
-    data: DataFolder = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
 ) -> None:
     """Draw a figure as in the papers from your own runs, ready for print, and write its numbers as CSV beside it.
@@ -104,7 +104,7 @@ def figure(
         return
     options = AnalysisOptions(samples, _numbers(rounds), seed, metric, WIDTHS[width])
     path = out or Path(f"{kind.rpartition(':')[2]}.pdf")
-    report = analyze(kind, runs or [], options, data, device)[1]
+    report = analyze(kind, runs or [], options, data_dir, device)[1]
     for ending, drawn in report.figures.items():
         place = path.with_name(f"{path.stem}{ending}{path.suffix}")
         save(drawn, place)

@@ -23,7 +23,7 @@ def export(
     normalize: Annotated[
         bool, Option("Include the preprocessing: the model takes images as bytes, table rows with NaN.")
     ] = False,
-    data: DataFolder = None,
+    data_dir: DataFolder = None,
 ) -> None:
     """Export the trained model of a run to a file for other programs.
 
@@ -36,7 +36,7 @@ def export(
     """
     from fedhead.api.load import load
 
-    loaded = load(run, data=data, device="cpu")
+    loaded = load(run, data_dir=data_dir, device="cpu")
     written = loaded.export(out, normalize=normalize, client=client, stage=stage)
     print(f"wrote {written}")
     if not normalize:

@@ -40,7 +40,7 @@ def oneshot(
     secure_sum: Annotated[bool, Option("Show the server only sums over clients.")] = False,
     plot: Annotated[Path | None, Option("Output file of a plot of accuracy against bytes: .png, .svg or .pdf.")] = None,
     cache: Annotated[Path | None, Option("Folder in which features are cached.")] = None,
-    data: DataFolder = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     as_json: Annotated[bool, Option("Print the result as JSON.", flag="--json")] = False,
@@ -74,7 +74,7 @@ def oneshot(
         uploads=["secure_sum"] if secure_sum else [],
         device=device,
         precision=precision,
-        data_dir=data,
+        data_dir=data_dir,
         cache=cache,
         progress=not quiet,
     )

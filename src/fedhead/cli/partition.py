@@ -26,7 +26,7 @@ def partition(
     clients: Annotated[int, Option("Number of clients.")] = 10,
     seed: Annotated[int, Option("Seed of the partition.")] = 0,
     plot: Annotated[Path | None, Option("Output file of a bubble chart: .png, .svg or .pdf.")] = None,
-    data: DataFolder = None,
+    data_dir: DataFolder = None,
     as_json: Annotated[bool, Option("Print one line of JSON.", flag="--json")] = False,
 ) -> None:
     """Show how a partition distributes the classes of a data set over clients.
@@ -38,7 +38,7 @@ def partition(
     from fedhead.recipes import recipe_data
     from fedhead.recipes.recipe import Recipe
 
-    federation = recipe_data.federation(Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data)
+    federation = recipe_data.federation(Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data_dir)
     counts = federation.counts()
     if plot is not None:
         from fedhead.report.figures import plots

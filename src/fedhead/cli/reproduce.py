@@ -51,7 +51,7 @@ def reproduce(
     ] = None,
     minutes: Minutes = None,
     out: Annotated[Path | None, Option("Output folder. [default: runs/PAPER/TABLE]")] = None,
-    data: DataFolder = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
     shard: Shard = None,
@@ -119,7 +119,7 @@ def reproduce(
         "splits": partitions,
         "overrides": dict(assignment(text) for text in assignments or ()),
         "variants": words(variants),
-        "compute": Compute(data, device, executor, precision, compile=compile),
+        "compute": Compute(data_dir, device, executor, precision, compile=compile),
     }
     if dry_run:
         listed, _ = plan(paper_table, **options)

@@ -42,7 +42,7 @@ def sweep(
     minutes: Minutes = None,
     shard: Shard = None,
     engine: Engine = "local",
-    data: DataFolder = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
     executor: ExecutorName = "auto",
@@ -79,7 +79,7 @@ def sweep(
     options: dict[str, Any] = {
         "seeds": numbers("--seeds", seeds),
         "shard": part,
-        "compute": Compute(data, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile),
+        "compute": Compute(data_dir, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile),
         "engine": runner,
     }
     if dry_run:

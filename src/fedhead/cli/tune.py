@@ -41,7 +41,7 @@ def tune(
     ] = False,
     plot: Annotated[bool, Option("Save figures of the study as PNG and PDF.")] = False,
     seed: Annotated[int, AtLeast(0), Option("Seed of the sampler.")] = 0,
-    data: DataFolder = None,
+    data_dir: DataFolder = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     compile: Compile = "auto",
@@ -83,7 +83,7 @@ def tune(
             final=final,
             seed=seed,
             allow_changed_code=allow_changed_code,
-            compute=Compute(data, device, "auto", precision, compile=compile),
+            compute=Compute(data_dir, device, "auto", precision, compile=compile),
             on_trial=tell,
         )
     lines = [("best", f"{objective} {result.value:.4f} on validation samples")]

@@ -153,7 +153,7 @@ class SiteFile(_File, Policy):
     validation: Annotated[float, Above(0), Below(1)] | None = None  # share to hold out for callbacks
     size: Annotated[int, AtLeast(1)] | None = None  # image files are scaled to size x size
     public: str | None = None
-    data_folder: str | None = None  # folder of the recipe's data set, if data is `recipe`
+    data_dir: str | None = None  # folder of the recipe's data set, if data is `recipe`
     min_class_count: Annotated[int, AtLeast(1)] = field(default=5, kw_only=True)
     releases: Annotated[int, AtLeast(0)] | None = field(default=3, kw_only=True)
     wide_features: bool = field(default=False, kw_only=True)

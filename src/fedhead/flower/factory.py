@@ -76,7 +76,7 @@ def site(file: SiteFile) -> Site:
 
     def samples(spec: RunSpec, number: int, recipe: Recipe) -> Federation:
         if file.data == RECIPE_DATA:
-            return own_data.share(recipe_data.federation(recipe, file.data_folder), number)
+            return own_data.share(recipe_data.federation(recipe, file.data_dir), number)
         more = {"test": file.test, "validation": file.validation, "size": file.size, "public": file.public}
         return read_own(own_data.federation, spec, number, **more)
 

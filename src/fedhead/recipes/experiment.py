@@ -86,20 +86,20 @@ def build_experiment(
     return experiment
 
 
-def prepare(recipe: Recipe, data: str | Path | None = None) -> tuple[Experiment, Federation]:
+def prepare(recipe: Recipe, data_dir: str | Path | None = None) -> tuple[Experiment, Federation]:
     """Build a recipe's experiment and load its data.
 
     Args:
         recipe: Recipe.
-        data: Folder of the data sets; None: the default one.
+        data_dir: Folder of the data sets; None: the default one.
 
     Raises:
         BadInput: Components are incompatible with each other or with the data.
     """
-    federation = recipe_data.federation(recipe, data) if recipe_data.is_path(recipe.dataset) else None
+    federation = recipe_data.federation(recipe, data_dir) if recipe_data.is_path(recipe.dataset) else None
     inputs = recipe_data.inputs(recipe) if federation is None else InputSpec.of(federation)
     experiment = build_experiment(recipe, inputs)
-    return experiment, federation or recipe_data.federation(recipe, data)
+    return experiment, federation or recipe_data.federation(recipe, data_dir)
 
 
 def algorithms(recipe: Recipe) -> tuple[Method, tuple[Stage, ...]]:

@@ -19,12 +19,12 @@ from fedhead.engine.experiment.experiment import InputSpec
 from fedhead.recipes.recipe import Recipe
 
 
-def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool = True) -> Federation:
+def federation(recipe: Recipe, data_dir: str | Path | None = None, with_test: bool = True) -> Federation:
     """Load the federation of a recipe.
 
     Args:
         recipe: Recipe with the data set and its partition.
-        data: Folder of the data sets; None: the default one.
+        data_dir: Folder of the data sets; None: the default one.
         with_test: Whether to load the test samples.
 
     Raises:
@@ -39,7 +39,7 @@ def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool =
         parse_partition(recipe.partition, recipe.folders),
         recipe.clients,
         recipe.seed if recipe.partition_seed is None else recipe.partition_seed,
-        data,
+        data_dir,
         client_test_sets.parse(recipe.client_test),
         recipe.augment,
         recipe.normalize,
@@ -61,7 +61,7 @@ def named_dataset(recipe: Recipe) -> str:
 
 
 def search_federation(
-    recipe: Recipe, share: float, data: str | Path | None = None, personal: bool = False
+    recipe: Recipe, share: float, data_dir: str | Path | None = None, personal: bool = False
 ) -> Federation:
     """Load the data of a recipe for a search, with a share of each client's training samples as test set.
 
@@ -70,7 +70,7 @@ def search_federation(
     Args:
         recipe: Recipe with the data set and its partition.
         share: Share of each client's training samples used as test set.
-        data: Folder of the data sets; None: the default one.
+        data_dir: Folder of the data sets; None: the default one.
         personal: Whether personal models are tested too, on the client's share.
 
     Raises:
@@ -80,7 +80,7 @@ def search_federation(
     kept = (
         recipe.client_test if isinstance(rule, client_test_sets.Fraction) else None
     )  # `matched` uses test samples only
-    training = federation(replace(recipe, client_test=kept, validation=None), data, with_test=False)
+    training = federation(replace(recipe, client_test=kept, validation=None), data_dir, with_test=False)
     split = with_validation(training, replace(recipe, validation=share))
     assert split.validation is not None, "with_validation refuses a share that is nothing"
     ends = np.cumsum([len(rows) for rows in split.validation])

@@ -80,12 +80,12 @@ def check_code(folder: RunFolder, kinds: Collection[str] | None = None, without:
         warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
 
 
-def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto") -> Trained:
+def reopen(path: str | Path, data_dir: str | Path | None = None, device: str = "auto") -> Trained:
     """Open a trained run for stages and analyses.
 
     Args:
         path: Run folder with a checkpoint.
-        data: Folder of the data sets; None: the default one.
+        data_dir: Folder of the data sets; None: the default one.
         device: Device.
 
     Raises:
@@ -97,7 +97,7 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     python_components.need(folder.path, folder.environment().get("objects", {}), needed)
     check_code(folder)
     # No cached features: analyses read the layers of the extractor.
-    experiment, federation = prepare(replace(folder.recipe, cache_features=None), data)
+    experiment, federation = prepare(replace(folder.recipe, cache_features=None), data_dir)
     simulation = restored(folder, experiment, federation, state, number, device)
     return Trained(folder.path, folder.recipe, experiment, simulation, number)
 

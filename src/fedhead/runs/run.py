@@ -64,7 +64,7 @@ def execute(
         epochs = per_client_counts.mean(per_client_counts.read(recipe.local_epochs, "local_epochs"))
         if select.device(compute.device).type == "cuda" and recipe.rounds * epochs >= LONG:
             start_ahead(compute.compile)  # in parallel with reading the data
-        run_in_folder(run, *prepare(run.recipe, compute.data), compute, observers)
+        run_in_folder(run, *prepare(run.recipe, compute.data_dir), compute, observers)
     assert run.result is not None, "set when the run ends"
     return run.result
 

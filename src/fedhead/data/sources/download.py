@@ -27,7 +27,7 @@ def missing(dataset: str, files: Sequence[str], root: Path, source: str, why: st
     """Return the error for files that are missing and can't be downloaded."""
     return BadInput(
         f"{dataset}: {', '.join(files)} not found in {root}, and {why}; fetch it from {source} and put it there, "
-        "or name another folder with --data or $FEDHEAD_DATA"
+        "or name another folder with --data-dir or $FEDHEAD_DATA"
     )
 
 

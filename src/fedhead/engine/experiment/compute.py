@@ -13,7 +13,7 @@ class Compute:
     """Device, executor and precision of a run.
 
     Args:
-        data: Folder of the data sets; None: the default folder.
+        data_dir: Folder of the data sets; None: the default folder.
         device: `auto`, `cpu`, `cuda` or a GPU by its number.
         executor: `auto` (the fastest in a short trial), a name listed by `fedhead ls executors`, your own by name, or
             an executor.
@@ -23,7 +23,7 @@ class Compute:
         allow_changed_code: Whether to resume even if the user's code has changed since the run started.
     """
 
-    data: str | Path | None = None
+    data_dir: str | Path | None = None
     device: str = "auto"
     executor: str | Executor = "auto"
     precision: str = "fp32"

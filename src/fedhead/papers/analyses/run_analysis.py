@@ -19,7 +19,7 @@ _MOST = 8  # longest list that is printed in full
 
 
 def analyze(
-    kind: str, paths: Sequence[Path], options: AnalysisOptions, data: Path | None, device: str
+    kind: str, paths: Sequence[Path], options: AnalysisOptions, data_dir: Path | None, device: str
 ) -> tuple[list[Path], AnalysisReport]:
     """Run an analysis on run folders.
 
@@ -27,7 +27,7 @@ def analyze(
         kind: Name of the analysis, or file.py:function.
         paths: Run folders, or folders of run folders.
         options: Options of the analysis.
-        data: Folder of the data sets; None: the default one.
+        data_dir: Folder of the data sets; None: the default one.
         device: Device.
 
     Returns:
@@ -48,7 +48,7 @@ def analyze(
             recipe.objective in (None, "multiclass") or not selected.run.__module__.startswith("fedhead."),
             f"analysis {kind} compares classes, {place} has objective={recipe.objective}: it can't follow",
         )
-    return places, selected.run([reopen(place, data, device) for place in places], options)
+    return places, selected.run([reopen(place, data_dir, device) for place in places], options)
 
 
 def lines(numbers: Mapping[str, Any], indent: str = "") -> Iterator[str]:

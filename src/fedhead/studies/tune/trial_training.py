@@ -150,7 +150,7 @@ class TrialTraining:
         key = json.dumps([flat.get(name) for name in (*DATA_KEYS, "seed", "partition_seed")] + [bool(recipe.callbacks)])
         if key not in self.data:
             personal = recipe.client_test is not None or self.objective.startswith("personal") or self.of_clients
-            self.data[key] = search_federation(recipe, self.share, self.compute.data, personal)
+            self.data[key] = search_federation(recipe, self.share, self.compute.data_dir, personal)
         return self.data[key]
 
     def experiment(self, values: dict[str, Any]) -> tuple[Experiment, Federation]:
