@@ -11,7 +11,6 @@ import shutil
 import ssl
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,7 +21,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.system.special_files import read_text
 from fedhead.core.system.yaml_text import read_yaml
 from fedhead.flower.ledger import LEDGER, Ledger
-from fedhead.runs.run_folder_schema import METRICS, RESULT
+from fedhead.runs.run_folder_schema import METRICS, RESULT, read_rows
 
 METRICS_PORT = 9464
 FREE_BYTES = 64 * 2**20  # a folder with less space is not ready
@@ -146,9 +145,7 @@ class Monitor:
         self._newest = datetime.fromisoformat(entry["time"]).timestamp()
 
     def _rounds(self) -> dict[str, dict[str, float]]:
-        path = self.folder / METRICS
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        rows: list[Mapping[str, Any]] = [json.loads(line) for line in lines if line.endswith("\n")]
+        rows = read_rows(self.folder / METRICS)
         failures = Counter(
             _labels(site=site, kind=kind) for row in rows for kind in ("failed", "absent") for site in row.get(kind, {})
         )
