@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import fedhead as fh
+from fedhead.core.components.registry import instance
 from fedhead.core.system.errors import BadInput
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
@@ -22,6 +24,10 @@ WRONG = {
     r"called with \(self, w, batch, client\)",
     "class Mine(fh.Method):\n    loss = 3": "Mine.loss is int, it must be a function",
     "class Mine(fh.Method):\n    def finish(self, w, client, more): ...": r"Mine.finish takes",
+    "class Mine(fh.Method):\n    def __init__(self, mu=0.1): ...": "own __init__: declare .* put @dataclass",
+    "class Mine(fh.Method):\n    def los(self, w, batch, client): ...": "Mine.los is no hook of fedhead.Method: "
+    "did you mean 'loss'.* helper _los",
+    "class Mine(fh.FedProx):\n    def agregate(self, s, r, t): ...": "Mine.agregate is no hook .*'aggregate'",
 }
 
 
@@ -31,6 +37,23 @@ def test_a_wrong_method(tmp_path: Path, code: str) -> None:
     with pytest.raises(BadInput, match=WRONG[code]) as caught:
         METHODS.find("mine.py:Mine", [tmp_path])
     assert str(caught.value).startswith("mine.py:Mine")
+
+
+def test_instances_are_checked_like_classes() -> None:
+    class Mine(fh.Method):
+        def los(self) -> None: ...
+
+    with pytest.raises(BadInput, match=r"^Mine: Mine\.los is no hook of fedhead\.Method: did you mean 'loss'\?"):
+        instance(METHODS, Mine(), fh.Method)
+
+
+def test_helpers_may_have_names_of_their_own() -> None:
+    class Mine(fh.Method):
+        def losses(self) -> None: ...
+
+        def _los(self) -> None: ...
+
+    assert METHODS.resolve(Mine) is Mine
 
 
 def test_a_wrong_stage(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.models import MODELS
 from fedhead.recipes import experiment as build
 from fedhead.recipes.experiment import build_experiment
+from fedhead.recipes.parts import component
 from fedhead.recipes.recipe import Recipe
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -159,6 +160,26 @@ def test_a_users_method_declares_its_ranges_in_the_same_way() -> None:
 
     with pytest.raises(BadInput, match=r"^Mine: mu: -1 is out of range, it must be at least 0$"):
         Mine(mu=-1)
+
+
+def test_an_attribute_that_is_no_parameter_is_answered_with_the_fix() -> None:
+    class Untyped(fh.Method):
+        mu = 0.1
+
+    class Undecorated(fh.Method):
+        mu: float = 0.1
+
+    untyped = r"^Untyped: mu has no type, so it is no parameter: annotate it, mu: float = 0\.1$"
+    with pytest.raises(BadInput, match=untyped):
+        Untyped(mu=0.2)  # type: ignore[call-arg]  # the fault
+    with pytest.raises(BadInput, match=r"^Undecorated has the field 'mu': put @dataclass\(frozen=True\) above it$"):
+        Undecorated(mu=0.2)  # type: ignore[call-arg]  # the fault
+    fh.method("untyped")(Untyped)
+    try:
+        with pytest.raises(BadInput, match=untyped):
+            component(fh.METHODS, "untyped", {"mu": 0.2})
+    finally:
+        del fh.METHODS["untyped"]
 
 
 def test_hints_that_cannot_be_read_are_said() -> None:

@@ -108,6 +108,11 @@ class NotFrozen(fh.Method):
     mu: float = 0.1
 
 
+class MisspellsHook(fh.Method):
+    def los(self, w: fh.Weights, batch: fh.Batch, client: fh.Client) -> Tensor:
+        return torch.zeros(())
+
+
 @dataclass(frozen=True)
 class IgnoresItsRange(fh.Method):
     mu: Annotated[float, fh.AtLeast(0)] = 0.1
@@ -135,6 +140,7 @@ FAULTS = {
     ChangesSchema: r"^ChangesSchema\.finish does not send for client \d, round 2 what it sent for client \d, .*'late'",
     KeepsAnother: r"^KeepsAnother\.finish does not keep what init_client made \(.*'last/.*\): ",
     NotFrozen: r"^NotFrozen: NotFrozen has the field 'mu': put @dataclass\(frozen=True\) above it$",
+    MisspellsHook: r"^MisspellsHook: MisspellsHook\.los is no hook of fedhead\.Method: did you mean 'loss'\?",
     IgnoresItsRange: r"^IgnoresItsRange\.__post_init__ leaves .* unchecked: call super\(\)\.__post_init__\(\) first",
     WrongHook: r"^WrongHook: WrongHook\.loss takes \(self, w, batch\), it is called with \(self, w, batch, client\)$",
 }

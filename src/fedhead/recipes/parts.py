@@ -13,7 +13,7 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import UPLOADS, Upload
 from fedhead.core.components.component_syntax import read_call, read_policy
-from fedhead.core.components.parameters import check_all, parameters
+from fedhead.core.components.parameters import check_all, parameters, refuse_undeclared
 from fedhead.core.components.registry import Registry, instance
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.callbacks import CALLBACKS, Callback
@@ -130,5 +130,6 @@ LOGGER_PART = Part("loggers", Logger, LOGGERS, many=True, example="['csv']")  # 
 def component(registry: Registry[type[E]], name: str, given: Mapping[str, Any], folders: Sequence[Path] = ()) -> E:
     """Build the named method or stage with validated parameters."""
     kind = registry.find(name, folders)
+    refuse_undeclared(kind, given)
     prefix = f"stage.{name}." if registry.kind == "stage" else "method."
     return kind(**check_all(given, parameters(kind), f"{registry.kind} {name}", prefix))

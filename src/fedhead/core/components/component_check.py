@@ -6,6 +6,7 @@ All registries use it, for components that are built in, loaded from files or pa
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import typing
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from fedhead.core.system.errors import BadInput, require
 
 A = TypeVar("A")
+_MISSPELLED = 0.85  # similarity to a hook from which a new name counts as misspelled; of built-in helpers at most 0.74
 
 
 def name_of(thing: Any) -> str:
@@ -95,8 +97,8 @@ def check_class(value: Any, name: str, base: type[A], *, needs: Collection[str] 
         defaults: Whether every field must have a default value.
 
     Raises:
-        BadInput: If it is not a subclass of `base`, lacks `@dataclass`, has a field without a default, or overrides a
-            hook with another signature.
+        BadInput: If it is not a subclass of `base`, lacks `@dataclass`, has a field without a default, misspells a
+            hook or overrides one with another signature.
     """
     kind = base.__name__
     if not isinstance(value, type):
@@ -110,6 +112,7 @@ def check_class(value: Any, name: str, base: type[A], *, needs: Collection[str] 
         raise BadInput(f"{name} is abstract: {value.__name__} still has to define {missing}")
     if dataclasses.is_dataclass(base):
         _check_fields(value, name, base, defaults)
+    _check_names(value, name, base)
     for method, hook in _hooks(base).items():
         if method in needs and getattr(value, method) is hook:
             taken = ", ".join(inspect.signature(hook).parameters)
@@ -121,14 +124,36 @@ def check_class(value: Any, name: str, base: type[A], *, needs: Collection[str] 
 def _check_fields(value: type, name: str, base: type, defaults: bool) -> None:
     for cls in value.__mro__[: value.__mro__.index(base)]:
         fields = [field for field, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)]
-        if fields and "__dataclass_fields__" not in vars(cls):
+        if "__dataclass_fields__" in vars(cls):
+            continue
+        if fields:
             raise BadInput(f"{name}: {cls.__name__} has the field {fields[0]!r}: put @dataclass(frozen=True) above it")
+        if "__init__" in vars(cls):
+            raise BadInput(
+                f"{name}: {cls.__name__} has its own __init__: declare its parameters as fields, such as "
+                "mu: float = 0.1, and put @dataclass(frozen=True) above the class"
+            )
     for field in dataclasses.fields(typing.cast(Any, value)):
         lacks_default = field.init and field.default is field.default_factory is dataclasses.MISSING
         require(
             not (defaults and lacks_default),
             f"{name}: the field {field.name!r} of {value.__name__} has no default value: give it one",
         )
+
+
+def _check_names(value: type, name: str, base: type) -> None:
+    """Refuse a function whose name is nearly that of a hook, which would never be called."""
+    for cls in value.__mro__[: value.__mro__.index(base)]:
+        hooks = set(_hooks(base)) - set(vars(cls))
+        for method, thing in vars(cls).items():
+            inherited = any(hasattr(parent, method) for parent in cls.__bases__)
+            if inherited or method.startswith("_") or not inspect.isfunction(thing):
+                continue
+            for hook in difflib.get_close_matches(method, hooks, n=1, cutoff=_MISSPELLED):
+                raise BadInput(
+                    f"{name}: {cls.__name__}.{method} is no hook of fedhead.{base.__name__}: did you mean {hook!r}? "
+                    f"Name a helper _{method}"
+                )
 
 
 def _public_name(base: type) -> str:

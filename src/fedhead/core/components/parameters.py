@@ -14,8 +14,8 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, ParamSpec, Self, TypeVar, Union
 
 from fedhead.core.components.ranges import AtLeast as AtLeast  # for the doctest
 from fedhead.core.components.ranges import Range
@@ -35,6 +35,13 @@ class Checked:
     Traceback (most recent call last):
     fedhead.core.system.errors.BadInput: SGD: lr: -1 is out of range, it must be above 0
     """
+
+    if not typing.TYPE_CHECKING:  # a type checker knows the parameters from the fields
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+            """Refuse undeclared parameters with the fix."""
+            refuse_undeclared(cls, kwargs)
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Validate every field and convert it to its type."""
@@ -110,6 +117,20 @@ def check_all(given: Mapping[str, Any], hints: Mapping[str, Any], owner: str, pr
             require(hints, f"{prefix}{name}: {owner} takes no parameters; {other}")
             raise unknown(f"parameter of {owner}", name, hints)
     return {name: check(f"{prefix}{name}", value, hints[name]) for name, value in given.items()}
+
+
+def refuse_undeclared(cls: type, names: Iterable[str]) -> None:
+    """Check that no name is an attribute that is no parameter, for lack of `@dataclass` or of its type."""
+    for name in names:
+        owner = next((c for c in cls.__mro__ if name in vars(c) or name in inspect.get_annotations(c)), None)
+        if owner is None or name in parameters(cls) or name in inspect.signature(cls).parameters:
+            continue
+        value, hint = vars(owner).get(name), inspect.get_annotations(owner).get(name)
+        if hint is None and isinstance(value, bool | int | float | str | list | tuple):
+            typed = f"{name}: {type(value).__name__} = {value!r}"
+            raise BadInput(f"{cls.__name__}: {name} has no type, so it is no parameter: annotate it, {typed}")
+        if hint is not None and "__dataclass_fields__" not in vars(owner) and "ClassVar" not in str(hint):
+            raise BadInput(f"{owner.__name__} has the field {name!r}: put @dataclass(frozen=True) above it")
 
 
 def known_arguments(function: Callable[P, T]) -> Callable[P, T]:

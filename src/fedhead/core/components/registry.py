@@ -24,7 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fedhead.core.components.component_check import check_class, name_of
 from fedhead.core.components.component_syntax import Call, read_call
 from fedhead.core.components.loading import load_object
-from fedhead.core.components.parameters import parameters
+from fedhead.core.components.parameters import parameters, refuse_undeclared
 from fedhead.core.system.errors import BadInput, require, unknown
 
 T = TypeVar("T")
@@ -292,8 +292,10 @@ def instance(registry: Registry[type[C]], asked: Any, base: type[C], folders: It
         BadInput: If the component is unknown or its parameters are invalid.
     """
     if isinstance(asked, base):
+        check_class(type(asked), name_of(type(asked)), base, defaults=False)
         return asked
     call, kind = registry.resolve_call(asked, list(folders))
+    refuse_undeclared(kind, call.named)
     hints = dict(parameters(kind))
     keywords = [p.name for p in inspect.signature(kind).parameters.values() if p.kind is p.KEYWORD_ONLY]
     named_only = {name: hints.pop(name) for name in keywords if name in hints}
