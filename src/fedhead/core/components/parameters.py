@@ -15,7 +15,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, ParamSpec, Self, TypeVar, Union
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union
 
 from fedhead.core.components.ranges import AtLeast as AtLeast  # for the doctest
 from fedhead.core.components.ranges import Range
@@ -35,13 +35,6 @@ class Checked:
     Traceback (most recent call last):
     fedhead.core.system.errors.BadInput: SGD: lr: -1 is out of range, it must be above 0
     """
-
-    if not typing.TYPE_CHECKING:  # a type checker knows the parameters from the fields
-
-        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-            """Refuse undeclared parameters with the fix."""
-            refuse_undeclared(cls, kwargs)
-            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Validate every field and convert it to its type."""
