@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import listen
 from rich.console import Console
 
 from fedhead.cli import call
@@ -125,10 +126,6 @@ def test_ctrl_c_before_anything_was_written(
 def test_ctrl_c_on_a_process(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "fedhead", "run", "digits", "rounds=5000", "--out", str(out)]
-
-    def listen() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs inherit that it is ignored
-
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:
         try:
             while not (out / "checkpoint.safetensors").exists():
@@ -189,6 +186,19 @@ def test_a_finished_run_says_that_nothing_was_left_to_do(tmp_path: Path, capsys:
         shown = capsys.readouterr()
         assert shown.out.splitlines()[-1] == f"run         {tmp_path / 'run'}"
         assert [line for line in shown.err.splitlines() if line.startswith("warning")] == warnings
+
+
+def test_an_early_end_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", *QUICK, "validation=0.2", "callbacks=[early_stopping(min_delta=100, patience=1)]"]
+    out = ["--executor", "loop", "--out", str(tmp_path / "run")]
+    text = "stopped     after round 2 of 4 by early_stopping"
+    assert call([*words, "rounds=4", *out]) == 0
+    assert text in capsys.readouterr().out.splitlines()
+    assert call([*words, "rounds=6", *out, "--resume"]) == 0
+    shown = capsys.readouterr()
+    assert text in shown.out.splitlines()
+    assert "run stopped after round 2 of 4 by early_stopping: no further round is trained" in shown.err
+    assert "\nrounds: 4\n" in (tmp_path / "run/config.yaml").read_text()
 
 
 def test_a_quiet_sweep_prints_its_table_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

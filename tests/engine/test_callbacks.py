@@ -222,10 +222,11 @@ def test_the_run_ends_with_the_kept_round_and_stages_begin_with_it() -> None:
     assert result.test_loss == result.rows[1]["test_loss"]
 
 
-def test_on_round_may_stop_the_run(tmp_path: Path) -> None:
-    def stop(now: fh.Snapshot) -> Any:
-        return fh.STOP if now.round == 2 else None
+def stop(now: fh.Snapshot) -> Any:
+    return fh.STOP if now.round == 2 else None
 
+
+def test_on_round_may_stop_the_run(tmp_path: Path) -> None:
     for out in (None, tmp_path / "run"):
         result = fh.run(federation(), "mlp", rounds=5, on_round=stop, out=out, executor="loop")
         assert len(result.rows) == 2
@@ -233,6 +234,24 @@ def test_on_round_may_stop_the_run(tmp_path: Path) -> None:
     found = folder.result()
     assert found is not None
     assert (found["stopped"], found["trained_rounds"], found["rounds"]) == ("on_round", 2, 5)
+    assert "rounds=2, executor='loop', stopped='after round 2 of 5 by on_round'" in repr(result)
+    assert repr(fh.load(tmp_path / "run")) == repr(result)
+
+
+def test_more_rounds_of_a_stopped_run_are_refused_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {"out": tmp_path / "run", "executor": "loop"}
+    fh.run(federation(), "mlp", rounds=5, on_round=stop, **settings)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    fh.run(federation(), "mlp", rounds=9, resume=True, **settings)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    warning = f"{tmp_path / 'run'} stopped after round 2 of 5 by on_round: no further round is trained"
+    assert len([line for line in caplog.messages if line.startswith(warning)]) == 1
+    result = fh.run(federation(), "mlp", rounds=9, stages=["ncm"], resume=True, **settings)
+    assert (result.stopped, list(result.stage_rows)) == ("after round 2 of 5 by on_round", ["ncm"])
+    loaded = fh.load(tmp_path / "run")
+    assert (loaded.stopped, loaded.recipe.rounds) == (result.stopped, 5)
 
 
 def test_a_stop_at_a_round_that_is_not_evaluated_is_said_in_every_run(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,6 +53,13 @@ class RecordedResult(RunMetrics):
         return self.record.finished
 
     @property
+    def stopped(self) -> str | None:
+        """End before the last planned round, such as "after round 6 of 40 by early_stopping"; None: no early end."""
+        reason = (self.record.result or {}).get("stopped")
+        cause = "the privacy budget" if reason == "privacy" else reason
+        return None if reason is None else f"after round {len(self.rows)} of {self.recipe.rounds} by {cause}"
+
+    @property
     def history(self) -> pd.DataFrame:
         """Scalar values, one row per round."""
         return frames.history(self.rows)
@@ -114,6 +121,7 @@ class RecordedResult(RunMetrics):
         parts = [f"{name}={_rounded(value)}" for name, value in shown.items()]
         after = {name: _rounded(row.get("accuracy")) for name, row in self.stage_rows.items()}
         parts += [f"stages={after}", f"rounds={len(self.rows)}", f"executor={self.executor!r}"]
+        parts += [] if self.stopped is None else [f"stopped={self.stopped!r}"]
         parts += [] if self.path is None else [f"path={str(self.path)!r}"]
         parts += [] if self.finished else [self.record.state]
         return f"{type(self).__name__}({', '.join(parts)})"

@@ -258,7 +258,7 @@ def run(
             )
             if run.result is None:
                 finished = run_in_folder(run, experiment, federation, compute, observers)
-                return Result.of(finished, recipe, objects, run.out)
+                return Result.of(finished, run.recipe, objects, run.out)
         finally:
             torch.set_num_threads(threads)
     return load(

@@ -111,7 +111,10 @@ def print_run(result: Row) -> None:
     for name, row in result["stages"].items():
         shown = [f"{word} {_percent(row[word])}" for word in ("accuracy", "personal") if row[word] is not None]
         print(printable(f"  + {name}: {', '.join(shown)}"))
-    guarantees = RecordedResult(load_run(Path(result["run"]))).guarantees
+    recorded = RecordedResult(load_run(Path(result["run"])))
+    if recorded.stopped is not None:
+        print(f"stopped     {recorded.stopped}")
+    guarantees = recorded.guarantees
     for line in [*guarantees, together(guarantees)]:
         if line is not None:
             print(f"privacy     {line}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedhead.core.system.errors import BadInput
+from fedhead.core.system.log import logger
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.engine.experiment.compute import Compute
@@ -86,6 +87,7 @@ class RunWriter(Observer):
         again = "resume with the same one" if objects is None else python_objects.GIVE_AGAIN
         self._existing = RunFolder.open(self.out)
         self._existing.check_continued_by(recipe, again)
+        recipe = self.recipe = self._without_further_rounds(recipe, self._existing)
         python_objects.check_same(self.out, self._existing.environment().get("objects", {}), objects)
         self.result = self._existing.result() if self._existing.recipe == recipe else None
         if self.result is not None:
@@ -102,6 +104,18 @@ class RunWriter(Observer):
             current = components.sources(self.recipe, executor, without=self._left_out)
             lines, allow = recorded_code.changes(recorded, current), compute.allow_changed_code
             recorded_code.check_results(self.out, lines, trained, "round", more=True, allow=allow)
+
+    def _without_further_rounds(self, recipe: Recipe, existing: RunFolder) -> Recipe:
+        """Return the recipe with the rounds of the existing run if that stopped early; log a warning."""
+        rounds, facts = existing.recipe.rounds, existing.checkpoint.facts() if existing.checkpoint.exists else {}
+        if recipe.rounds <= rounds or facts.get("stopped") is None:
+            return recipe
+        logger.warning(
+            "%s stopped after round %d of %d by %s: no further round is trained, and rounds stays %d; "
+            "select another folder to train longer",
+            *(self.out, facts["round"], rounds, facts["stopped"], rounds),
+        )
+        return replace(recipe, rounds=rounds)
 
     def _weights_digest(self) -> str | None:
         location = self.recipe.weights

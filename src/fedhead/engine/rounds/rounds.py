@@ -67,6 +67,8 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
     if resume is not None:
         transport.restore(resume.server, resume.clients, resume.round)
         history, number, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
+        if stopped is not None:  # a function that stopped the run did so after the round was recorded
+            history[-1] = {**history[-1], "stopped": stopped}
         transport.compiled_from = resume.compiled_from
         transport.best = {} if kept is None else kept.clients
     private = transport.clients.privacy
