@@ -14,8 +14,9 @@ from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import make_downlink
 from fedhead.engine.experiment.experiment import Experiment, Schedule
-from fedhead.flower.site.site import Site, SiteRun
+from fedhead.flower.site.site import Site
 from fedhead.flower.site.site_data import share
+from fedhead.flower.site.site_run import SiteRun
 from fedhead.flower.wire.protocol import Request, RunSpec
 from fedhead.methods import METHODS
 from gpu import needs_cuda

@@ -29,8 +29,9 @@ from fedhead.flower.server.node_keys import secure_sum_keys, site_keys
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.site import site_data as own_data
 from fedhead.flower.site.secure_sums import SiteSecureSum, no_keys
-from fedhead.flower.site.site import Site, SiteRun
+from fedhead.flower.site.site import Site
 from fedhead.flower.site.site_metrics import computed_at_sites
+from fedhead.flower.site.site_run import SiteRun
 from fedhead.flower.site.site_store import first_draw, keep_draw
 from fedhead.flower.wire.protocol import RunSpec
 from fedhead.flower.wire.site_errors import SiteProblem, coded

@@ -23,9 +23,10 @@ from fedhead.flower.server.dry_run import DryRun
 from fedhead.flower.server.timeouts import Timeouts
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.site.client_handler import respond
-from fedhead.flower.site.site import Site, SiteRun
+from fedhead.flower.site.site import Site
 from fedhead.flower.site.site_data import share
 from fedhead.flower.site.site_metrics import computed_at_sites
+from fedhead.flower.site.site_run import SiteRun
 from fedhead.flower.wire.protocol import RunSpec
 from fedhead.models.split_model import SplitModel
 

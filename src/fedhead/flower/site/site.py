@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
-from fedhead.core.system.errors import unknown
 from fedhead.core.tree.digest import digest_json, digest_of
-from fedhead.core.tree.inputs import tensors_of
 from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Tree
 from fedhead.data.inputs.table_statistics import TableStatistics
@@ -27,32 +25,13 @@ from fedhead.executors.loop import Loop
 from fedhead.flower.ledger import LEDGER, Ledger
 from fedhead.flower.site.model_tests import ModelTests, finite
 from fedhead.flower.site.policy import Policy
+from fedhead.flower.site.releases import Releases, digest_of_statistics, digest_of_sum, sends_statistics
 from fedhead.flower.site.secure_sums import SiteSecureSum
+from fedhead.flower.site.site_run import SiteRun
 from fedhead.flower.site.site_store import SiteStore
-from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, exchanges, to_json, version
+from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, version
 from fedhead.flower.wire.site_errors import SiteProblem, coded
-from fedhead.metrics.registry import NO_METRICS, Metric
-from fedhead.privacy import gaussian
-from fedhead.privacy.base import Protection
-
-
-@dataclass(frozen=True)
-class SiteRun:
-    """Run at a site: its client, with its number in the federation, and its metrics."""
-
-    clients: Clients
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-
-    @property
-    def algorithms(self) -> dict[str, Algorithm]:
-        """Algorithms of all exchanges, by their labels on the wire."""
-        return exchanges(self.clients.method, self.clients.experiment.stages)
-
-    def algorithm(self, name: str) -> Algorithm:
-        """Return the algorithm of an exchange, given its label on the wire."""
-        if name not in self.algorithms:
-            raise unknown("algorithm", name, self.algorithms)
-        return self.algorithms[name]
+from fedhead.metrics.registry import NO_METRICS
 
 
 class Handled(NamedTuple):
@@ -86,6 +65,11 @@ class Site:
         """Ledger of the site's requests."""
         return Ledger(self.state / LEDGER)
 
+    @property
+    def releases(self) -> Releases:
+        """Releases of the site's statistics."""
+        return Releases(self.name, self.ledger, self.policy)
+
     def handle(self, request: Request, trees: Mapping[str, Tree]) -> Handled:
         """Execute a request; the state is stored by the caller, once the reply is packed."""
         with coded("name"):
@@ -102,8 +86,8 @@ class Site:
             site_run = self.site_run(request.spec, k)
             self.policy.check_secure(secure_sums.find(site_run.clients.experiment.uploads) is not None)
             self.policy.check_earlier(site_run.clients.experiment.stages)
-            self._check_statistics(request, site_run, k)
-            self._check_privacy(request, site_run)
+            self.releases.check_statistics(request, site_run, k)
+            self.releases.check_budget(request, site_run)
             site_run.clients.leave_out_classes_below(self.policy.min_class_count)
         federation = site_run.clients.federation
         indices, local, held_out = federation.indices[k], federation.client_test, federation.validation
@@ -137,7 +121,7 @@ class Site:
         self.policy.check_table_statistics()
         statistics = dataclasses.asdict(self.statistics(request.spec, k))
         release = digest_json(["table", statistics], 16)
-        self._check_release(release)
+        self.releases.check(release)
         return Handled(self._response(request, samples=statistics["rows"], statistics=statistics), release=release)
 
     def _work(
@@ -174,19 +158,19 @@ class Site:
                 with coded("tensors"):
                     return Handled(tests.test_given(response, trees["model"], request.given))
             return self._test(request, tests, trees.get("model"), response, store)
-        release = self._release(request, downlink, kept, clients) if _sends_statistics(algorithm) else ""
+        release = digest_of_statistics(request, downlink, kept, clients) if sends_statistics(algorithm) else ""
         if release and request.secure is not None:
-            self.secure.release, release = release, _of_sum(release, request.secure.clients)
+            self.secure.release, release = release, digest_of_sum(release, request.secure.clients)
         if release:
-            self._check_release(release)
+            self.releases.check(release)
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().train(job)
         spent = {}
         if isinstance(algorithm, Stage) and algorithm.protected and algorithm.class_rows:
-            spent = self._spend(request, algorithm, clients.experiment.privacy)
+            spent = self.releases.spend(request, algorithm, clients.experiment.privacy)
             reply = reply._replace(send=algorithm.add_noise(reply.send, k, clients.task_of(k)))
         elif request.algorithm == TRAIN and isinstance(clients.privacy, PrivateSamples):
-            spent = self._spend_round(request, clients.privacy, k, response.samples)
+            spent = self.releases.spend_round(request, clients.privacy, k, response.samples)
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
         send = reply.send
@@ -238,106 +222,13 @@ class Site:
         reply_check.check_finite(model, "the site's final model")
         return model
 
-    def _releases(self) -> dict[str, dict[str, Any]]:
-        """Return the first ledger entry of each earlier release of statistics, by its digest."""
-        releases = dict[str, dict[str, Any]]()
-        for entry in self.ledger.entries():
-            if entry["site"] == self.name and entry.get("release"):
-                releases.setdefault(entry["release"], entry)
-        return releases
-
-    def _check_statistics(self, request: Request, site_run: SiteRun, k: int) -> None:
-        """Check a run's statistics before its first round, so that no training is lost."""
-        names = [name for name, algorithm in site_run.algorithms.items() if _sends_statistics(algorithm)]
-        table = request.spec.schema
-        values = len(table.columns) if table else sum(t[0].numel() for t in tensors_of(request.spec.blank()))
-        self.policy.check_features(names, site_run.clients.task_of(k).model.features, values)
-        if names and request.kind == "hello" and self.name != request.spec.leave_out_site:
-            run, earlier = request.spec.experiment, self._releases().values()
-            # A resumed run may have sent the statistics of its stages, which then need no other release.
-            self.policy.check_releases(sum(entry["run"] != run or entry["kind"] == "statistics" for entry in earlier))
-
-    def _private_releases(self) -> dict[tuple[str, str, str], float]:
-        """Return μ of each earlier release with differential privacy, by its run, exchange and secure sum."""
-        return {
-            (entry["run"], entry["algorithm"], (entry.get("secure") or {}).get("id", "")): float(entry["privacy"]["mu"])
-            for entry in self._private_replies()
-            if "mu" in entry["privacy"]
-        }
-
-    def _private_replies(self) -> Iterator[dict[str, Any]]:
-        return (entry for entry in self.ledger.entries() if entry["site"] == self.name and entry.get("privacy"))
-
-    def _check_privacy(self, request: Request, site_run: SiteRun) -> None:
-        """Check before the first round that the releases of earlier runs and of this one fit into the budget."""
-        experiment, run = site_run.clients.experiment, request.spec.experiment
-        planned, open_replies = dict[tuple[str, str, str], float](), list[str]()
-        for label, algorithm in site_run.algorithms.items():
-            if isinstance(algorithm, Stage) and algorithm.protected and algorithm.class_rows:
-                planned[run, label, ""] = algorithm.mu
-            elif algorithm.aggregates and (label != TRAIN or experiment.schedule.rounds):
-                open_replies.append(f"the exchange {label}")
-        earlier = {} if self.policy.max_epsilon is None else self._private_releases()  # reads the whole ledger
-        planned = {key: mu for key, mu in planned.items() if not any(key[:2] == old[:2] for old in earlier)}
-        self.policy.check_privacy(experiment.privacy, [*planned.values(), *earlier.values()], open_replies)
-
-    def _spend(self, request: Request, stage: Stage, privacy: Sequence[Protection]) -> dict[str, float]:
-        """Return the budget that a reply spends; another reply to the same exchange would spend it twice."""
-        earlier = self._private_releases()
-        if request.secure is not None:  # a sum that failed may be repeated, and costs as much again
-            self.policy.check_privacy(privacy, [*earlier.values(), stage.mu], [])
-        elif (request.spec.experiment, request.algorithm, "") in earlier:
-            raise SiteProblem(
-                "budget",
-                f"statistics of {request.algorithm} were sent before in this run: with new noise they would cost the "
-                "privacy budget again; start a new run, or leave this site out",
-            )
-        assert stage.release is not None, "called only with differential privacy"
-        delta = stage.release.protection.delta
-        return {"epsilon": gaussian.epsilon_of(delta, stage.mu), "delta": delta, "mu": stage.mu}
-
-    def _spend_round(self, request: Request, private: PrivateSamples, k: int, samples: int) -> dict[str, float]:
-        """Return ε and δ of all rounds that the site has sent in this run, including this one."""
-        run = (request.spec.experiment, TRAIN)
-        earlier = [entry for entry in self._private_replies() if (entry["run"], entry["algorithm"]) == run]
-        # These determine the noise and the steps, of which the account assumes that all rounds have the same.
-        if any((entry["spec"], entry["numbers"]["samples"]) != (request.spec.digest, samples) for entry in earlier):
-            raise SiteProblem(
-                "budget",
-                "this run's specification, or the number of this site's samples, changed after a private round, so its "
-                "ε can't be computed: start a new run",
-            )
-        epsilon = private.epsilon(k, samples, [*(entry["round"] for entry in earlier), request.round])
-        return {"epsilon": epsilon, "delta": private.protection.delta}
-
-    def _release(self, request: Request, downlink: Downlink, kept: Tree, clients: Clients) -> str:
-        """Return the digest of a release of statistics.
-
-        It covers everything that the sums depend on, except the kind of statistics: all stages of a run that start from
-        the same weights are one release.
-        """
-        asked = to_json(dataclasses.replace(request, kind="work", seconds=1.0, algorithm="", frozen="", secure=None))
-        (k,) = downlink.per_client
-        samples = clients.federation.train.take(clients.federation.indices[k])
-        tensors = {str(i): t for i, t in enumerate((*tensors_of(samples.x), samples.y))}
-        trees = [digest_of(tree.leaves(), 16) for tree in (downlink.broadcast, downlink.per_client[k], kept)]
-        return digest_json([asked, *trees, digest_of(tensors, 16)], 16)
-
     def _release_of_sum(self, request: Request) -> str:
-        """Return the digest of statistics in a secure sum and of the sites in it, before its masks are revealed.
-
-        Two sums of the same statistics over different sites are two releases: their difference may be one site's.
-        """
+        """Return the digest of statistics in a secure sum and of the sites in it, before its masks are revealed."""
         if request.secure is None or request.secure.step != "unmask" or not self.secure.release:
             return ""
-        release = _of_sum(self.secure.release, map(int, request.secure.messages))
-        self._check_release(release)
+        release = digest_of_sum(self.secure.release, map(int, request.secure.messages))
+        self.releases.check(release)
         return release
-
-    def _check_release(self, release: str) -> None:
-        """Check that statistics may be sent once more, or were sent before."""
-        if release not in (earlier := self._releases()):
-            self.policy.check_releases(len(earlier))
 
     def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
         """Return the stored client state after the round or stage that the request names."""
@@ -360,16 +251,6 @@ def _check_round(round: int, planned: int) -> None:
     """Check that the server asks for a round that the run has."""
     if round > planned:
         raise SiteProblem("request", f"the server asks for round {round} of a run of {planned} rounds")
-
-
-def _of_sum(release: str, clients: Iterable[int]) -> str:
-    """Return the digest of statistics in a secure sum over these clients."""
-    return digest_json([release, sorted(clients)], 16)
-
-
-def _sends_statistics(algorithm: Algorithm) -> bool:
-    """Return whether an exchange sends statistics of the samples, and not once per round as a method does."""
-    return isinstance(algorithm, Stage) and bool(algorithm.class_rows)
 
 
 def _with_frozen(broadcast: Tree, digest: str, store: SiteStore) -> Tree:
