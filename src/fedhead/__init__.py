@@ -7,10 +7,12 @@ the command line has answers that do not need it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedhead.core.system.version import VERSION
+
 if TYPE_CHECKING:
     from fedhead.public import *
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:

@@ -15,13 +15,14 @@ from small_sites import SETTINGS, changed, changed_response, during, nan, same, 
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import FedheadError
+from fedhead.core.system.version import VERSION
 from fedhead.core.training.optimizers import SGD
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.rounds.observer import Snapshot
 from fedhead.flower import factory
 from fedhead.flower.server.messaging import Failure
 from fedhead.flower.site.site_store import SiteStore
-from fedhead.flower.wire import protocol, wire
+from fedhead.flower.wire import wire
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import InProcess
 
@@ -219,7 +220,7 @@ def test_another_version_of_the_server_is_named_at_the_site(
     with pytest.raises(FedheadError, match="0 of 5 sites"):
         run(transport)
     assert any("it runs another version of fedhead (version, reference " in line for line in said)
-    told = f"the server runs fedhead 9.9, this site {protocol.version()}: install fedhead==9.9"
+    told = f"the server runs fedhead 9.9, this site {VERSION}: install fedhead==9.9"
     assert told in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from small import CLASSES, federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.system.errors import BadInput
+from fedhead.core.system.version import VERSION
 from fedhead.core.tree.tree import Tree, Weights
 from fedhead.deploy.project import Project
 from fedhead.engine.policies.reply_check import Refused
@@ -236,9 +237,9 @@ def test_a_model_that_cant_take_the_inputs_is_refused_in_the_hello(tmp_path: Pat
 
 
 def test_a_response_holds_only_what_its_schema_says() -> None:
-    from fedhead.flower.wire.protocol import Response, version
+    from fedhead.flower.wire.protocol import Response
 
-    good = to_json(Response("north", version(), "ab" * 8, 1, "train"))
+    good = to_json(Response("north", VERSION, "ab" * 8, 1, "train"))
     assert read_response(good).site == "north"
     for bad in ({"samples": 2**60}, {"samples": 1.5}, {"left_out": [-1]}, {"left_out": "all"}, {"steps": {"a": -1.0}}):
         with pytest.raises(Refused):

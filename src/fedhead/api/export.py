@@ -26,9 +26,9 @@ from fedhead.algorithm.stage import Stage
 from fedhead.api.trained import StateAfter
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, first_line, require
+from fedhead.core.system.version import VERSION
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs.missing_values import fill_inputs, unfill_inputs
-from fedhead.flower.wire.protocol import version
 from fedhead.models.split_model import SplitModel, load
 from fedhead.stages.fedcof import FedCOF
 from fedhead.stages.ncm import NCM
@@ -87,7 +87,7 @@ def export(state: StateAfter, path: Path, client: int | None, normalize: bool, r
 def _origin(algorithm: Algorithm, run: str) -> dict[str, str]:
     """Return the run, the version of fedhead, and the stage, if there is one."""
     stage = {"stage": algorithm.name} if isinstance(algorithm, Stage) else {}
-    return {"fedhead": version(), **({"run": run} if run else {}), **stage}
+    return {"fedhead": VERSION, **({"run": run} if run else {}), **stage}
 
 
 def _kind_of_scores(state: StateAfter) -> str:

@@ -82,9 +82,9 @@ def _run(arguments: Sequence[str]) -> None:
     """Run a command, or print the version or a help text."""
     words = [word for word in arguments if word not in HELP]
     if words == ["--version"]:
-        from fedhead import __version__
+        from fedhead.core.system.version import VERSION
 
-        print(__version__)
+        print(VERSION)
     elif not words or words in (["deploy"], ["statistics"]):
         print(overview("".join(f"{word} " for word in words)), end="")
     else:

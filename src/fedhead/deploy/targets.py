@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedhead.core.system.errors import BadInput
+from fedhead.core.system.version import VERSION
 from fedhead.deploy.health import METRICS_PORT
 from fedhead.deploy.processes import FLOWER
 from fedhead.deploy.project import Project, filled
@@ -74,7 +75,7 @@ def write(project: Project, target: Target, address: str) -> list[Path]:
         "name": name,
         "address": address,
         "port": address.rpartition(":")[2],
-        "version": version("fedhead"),
+        "version": VERSION,
         "torch": version("torch").partition("+")[0],
         "flwr": version("flwr"),
         "variables": " ".join(f"{variable}={value}" for variable, value in FLOWER.items()),

@@ -11,13 +11,19 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("fedhead", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+from fedhead.core.system.version import VERSION
+
+_PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
 
 def facts(device: torch.device) -> dict[str, Any]:
     """Return versions, platform and device of a run as JSON values."""
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "fedhead": VERSION,
+            **{name: _version(name) for name in _PACKAGES},
+        },
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from fedhead.core.system.errors import FedheadError
 from fedhead.core.system.text import printable
+from fedhead.core.system.version import VERSION
 from fedhead.core.tree.tree import Tree
 from fedhead.flower.backoff import Backoff
 from fedhead.flower.wire import site_errors, wire
-from fedhead.flower.wire.protocol import KINDS, Request, Response, read_response, to_json, version
+from fedhead.flower.wire.protocol import KINDS, Request, Response, read_response, to_json
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -116,6 +117,6 @@ def _read(reply: Message, expected: Mapping[str, Tree]) -> Answer | Failure:
     if response.problem is None:
         return response, trees
     why = site_errors.describe(response.problem, response.reference)
-    if response.fedhead != version():
-        why += f"; it runs fedhead {printable(response.fedhead, 20)}, the server {version()}"
+    if response.fedhead != VERSION:
+        why += f"; it runs fedhead {printable(response.fedhead, 20)}, the server {VERSION}"
     return Failure(why, response.site, problem=response.problem)

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from fedhead.core.system.version import VERSION
 from fedhead.flower import ledger
 from fedhead.flower.site.site import Site
 from fedhead.flower.site.site_store import unwritable
 from fedhead.flower.wire import wire
-from fedhead.flower.wire.protocol import Response, read_request, to_json, version
+from fedhead.flower.wire.protocol import Response, read_request, to_json
 from fedhead.flower.wire.site_errors import SiteProblem, coded, record
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _problem(name: str, header: dict[str, object], code: str, reference: str) ->
     number, algorithm = header.get("round"), header.get("algorithm")
     response = Response(
         site=name if isinstance(listed, list) and name in listed else "",  # tell no server a name that it lacks
-        fedhead=version(),
+        fedhead=VERSION,
         experiment=str(spec.get("experiment", "")),
         round=number if isinstance(number, int) else 0,
         algorithm=str(algorithm),

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
+from fedhead.core.system.version import VERSION
 from fedhead.core.tree.digest import digest_json, digest_of
 from fedhead.core.tree.schema import schema
 from fedhead.core.tree.tree import Tree
@@ -29,7 +30,7 @@ from fedhead.flower.site.releases import Releases, digest_of_statistics, digest_
 from fedhead.flower.site.secure_sums import SiteSecureSum
 from fedhead.flower.site.site_run import SiteRun
 from fedhead.flower.site.site_store import SiteStore
-from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec, version
+from fedhead.flower.wire.protocol import TRAIN, Request, Response, RunSpec
 from fedhead.flower.wire.site_errors import SiteProblem, coded
 from fedhead.metrics.registry import NO_METRICS
 
@@ -111,7 +112,7 @@ class Site:
 
     def _response(self, request: Request, **numbers: Any) -> Response:
         return Response(
-            self.name, version(), request.spec.experiment, request.round, request.algorithm, None, "", **numbers
+            self.name, VERSION, request.spec.experiment, request.round, request.algorithm, None, "", **numbers
         )
 
     def _table_statistics(self, request: Request, k: int) -> Handled:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache, cached_property, lru_cache
-from importlib import metadata
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,6 +15,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.components.parameters import from_mapping, parameters
 from fedhead.core.components.ranges import Above, AtLeast, AtMost, Matches
 from fedhead.core.system.errors import BadInput
+from fedhead.core.system.version import VERSION
 from fedhead.core.tree.digest import digest_json
 from fedhead.core.tree.inputs import Inputs
 from fedhead.data.inputs.input_spec import blank_of, transform_of
@@ -43,15 +43,6 @@ KINDS = {
     "secure": "query.secure",
     "model": "query.model",
 }  # Flower's message types
-
-
-@cache
-def version() -> str:
-    """Return the installed version of fedhead."""
-    try:
-        return metadata.version("fedhead")
-    except metadata.PackageNotFoundError:
-        return "source"
 
 
 def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
@@ -84,7 +75,7 @@ class RunSpec:
     table: dict[str, Any] = field(default_factory=dict)
     leave_out_site: str | None = None  # site that only tests the global model
     code: dict[str, Any] = field(default_factory=dict)  # digests of code outside fedhead that sites run
-    fedhead: str = field(default_factory=version)
+    fedhead: str = VERSION
 
     @cached_property
     def digest(self) -> str:
@@ -261,10 +252,11 @@ def read_request(header: Mapping[str, Any]) -> Request:
     """Parse and validate a request, the server's version of fedhead first."""
     given = header.get("spec")
     spec: dict[str, Any] = given if isinstance(given, dict) else {}
-    if spec.get("fedhead") != version():
+    if spec.get("fedhead") != VERSION:
         theirs = spec.get("fedhead")
         raise SiteProblem(
-            "version", f"the server runs fedhead {theirs}, this site {version()}: install fedhead=={theirs} at the site"
+            "version",
+            f"the server runs fedhead {theirs}, this site {VERSION}: install fedhead=={theirs} at the site",
         )
     secure = header.get("secure")
     if secure is not None:
@@ -280,10 +272,8 @@ def _read_spec(text: str) -> RunSpec:
 def read_response(header: Mapping[str, Any]) -> Response:
     """Parse and validate a response, the site's version of fedhead first."""
     theirs = header.get("fedhead")
-    if theirs != version() and not header.get("problem"):
-        raise Refused(
-            f"the site runs fedhead {theirs}, the server {version()}: install fedhead=={version()} at the site"
-        )
+    if theirs != VERSION and not header.get("problem"):
+        raise Refused(f"the site runs fedhead {theirs}, the server {VERSION}: install fedhead=={VERSION} at the site")
     return _read(Response, header, "response")
 
 
