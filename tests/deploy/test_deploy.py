@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import listen
 from deployments import (
     MARK,
     assert_equals_simulation,
@@ -169,10 +170,6 @@ def test_up_runs_until_it_is_interrupted_and_refuses_a_second_one(tmp_path: Path
     assert fedhead("up", str(tmp_path)).returncode == 2  # no deployment
     project = Project.open(folder)
     command = ["fedhead", "deploy", "up", folder, "--insecure"]
-
-    def listen() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs inherit that it is ignored
-
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, preexec_fn=listen) as up:
         try:
             eventually(lambda: len(rounds(project)) > 0, project)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+
+def listen() -> None:
+    """React to Ctrl-C again, as `preexec_fn`: a shell's background jobs inherit that it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def succeed(command: list[str], cwd: Path) -> str:
