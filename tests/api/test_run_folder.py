@@ -28,6 +28,13 @@ class Mine(fh.FedProx):
     """A method that only this module has under this name."""
 
 
+def test_a_data_set_is_no_run() -> None:
+    with pytest.raises(
+        BadInput, match=r"^digits is a data set, no run folder: use fedhead\.Federation\.load\('digits'\)"
+    ):
+        fh.load("digits")
+
+
 def federation(seed: int = 0) -> fh.Federation:
     return fh.Federation.load("digits", "dirichlet(0.3)", clients=3, subset=120, client_test=0.2, seed=seed)
 

@@ -227,6 +227,11 @@ def test_shards_in_python_are_texts() -> None:
         fh.sweep("digits", {"lr": [0.1, 0.2]}, shard=(1, 3))  # type: ignore[arg-type]
 
 
+def test_axes_in_python_are_a_mapping() -> None:
+    with pytest.raises(BadInput, match=re.escape('axes is list: write a mapping, such as {"method": ["fedavg"')):
+        fh.sweep("digits", ["method=[fedavg,fedprox]"])  # type: ignore[arg-type]  # the fault
+
+
 def test_the_file_in_a_sweeps_folder_is_that_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--minutes", "0", "--out", str(tmp_path / "out")]
     assert call(["sweep", str(grid(tmp_path)), "rounds=3", *words]) == 0

@@ -195,6 +195,8 @@ def test_options_out_of_their_range_are_found_whatever_made_them() -> None:
 def test_something_else_is_no_method() -> None:
     with pytest.raises(CheckFailed, match=r"^dict is no method: let dict inherit from fedhead\.Method$"):
         check_method(dict)  # type: ignore[arg-type]  # the fault
+    with pytest.raises(CheckFailed, match=r"^'fedprox' is a name: give a subclass of fedhead\.Method$"):
+        check_method("fedprox")  # type: ignore[arg-type]  # the fault
 
 
 @dataclass(frozen=True)

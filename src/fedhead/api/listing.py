@@ -12,7 +12,7 @@ from fedhead.core.system.errors import unknown
 from fedhead.papers.analyses.registry import ANALYSES
 from fedhead.papers.tables.paper_tables import names
 from fedhead.recipes.components import registries
-from fedhead.recipes.recipe import KEYS, builtin, describe
+from fedhead.recipes.recipe import COMMAND_OPTIONS, KEYS, builtin, describe, unknown_key
 
 # Parameters of a kind's functions that a recipe can't set.
 _SKIPPED = {"models": ("classes",), "heads": ("key",)}
@@ -62,6 +62,8 @@ def explain(name: str) -> str:
     holding = [kind for kind, registry in kinds.items() if registry.known(name)]
     texts = [_explain(kind, item) for kind in holding for item in kinds[kind].listed() if item.name == name]
     if not texts:
+        if name in COMMAND_OPTIONS:
+            raise unknown_key(name)
         known = [*KEYS, *(word for registry in kinds.values() for word in registry)]
         raise unknown("key or component", name, known, "fedhead ls keys and fedhead ls methods")
     return "\n\n".join(texts)

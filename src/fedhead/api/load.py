@@ -23,6 +23,7 @@ from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import Optimizer
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
+from fedhead.data.sources.datasets import DATASETS
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import global_model
 from fedhead.engine.experiment.experiment import Experiment
@@ -78,6 +79,8 @@ def load(
     Raises:
         BadInput: If the folder holds no run.
     """
+    if not Path(path).exists() and path in DATASETS:
+        raise BadInput(f"{path} is a data set, no run folder: use fedhead.Federation.load({path!r})")
     folder = RunFolder.open(Path(path))
     record = read_run(folder)
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)

@@ -72,7 +72,7 @@ class RecordedResult(RunMetrics):
 
     @property
     def partition(self) -> pd.DataFrame:
-        """Number of training samples by client (rows) and class (columns)."""
+        """Number of training samples by client (rows) and class (columns; without single classes one column)."""
         if self.record.counts is None:
             raise BadInput(f"{self.path} was stopped before its data was split: resume it first")
         return frames.counts(self.record.counts, self.record.client_names, self.record.class_names)

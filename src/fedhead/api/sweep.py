@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fedhead.api.load import load
 from fedhead.api.result_list import Results
+from fedhead.core.system.errors import BadInput
 from fedhead.core.system.log import logger
 from fedhead.engine.experiment.compute import Compute
 from fedhead.executors.client.base import Executor
@@ -67,6 +68,8 @@ def sweep(
         BadInput: A cell can't be built, two cells are equal, or the folder holds something else or results of an older
             version of your code.
     """
+    if not isinstance(axes, Mapping | None):
+        raise BadInput(f'axes is {type(axes).__name__}: write a mapping, such as {{"method": ["fedavg", "fedprox"]}}')
     runner = make_engine(engine)
     part = None if shard is None else read_shard(shard)
     source = recipe if isinstance(recipe, str) else Path(recipe)

@@ -64,6 +64,9 @@ class Parser(argparse.ArgumentParser):
         """Raise a parser's error as `BadInput` instead of exiting the program."""
         if message.endswith("expected one argument"):
             message += ", after = if it begins with a dash"
+        for action in self._actions:
+            if action.choices is not None and message.endswith(f"required: {action.metavar}"):
+                message += f", one of {', '.join(action.choices)}"
         raise BadInput(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
     def add(self, parameter: inspect.Parameter, hint: Any) -> None:
@@ -104,6 +107,7 @@ class Parser(argparse.ArgumentParser):
         for word in takewhile("--".__ne__, words):  # check before argparse, which would report missing arguments first
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in (known := self._option_string_actions):
+                _refuse_recipe_key(flag, self)
                 raise unknown("option", flag, known, f"{self.prog} --help")
         # Python 3.11 drops a leading "--" from intermixed arguments. Words after it are never options.
         parse = self.parse_args if words[0:1] == ["--"] else self.parse_intermixed_args
@@ -181,6 +185,15 @@ def overview(prefix: str = "") -> str:
             if item.group == group and name.startswith(prefix):
                 section.add_argument(name, help=item.summary)
     return parser.format_help()
+
+
+def _refuse_recipe_key(flag: str, parser: Parser) -> None:
+    """Refuse a recipe key as an option of a command that takes a recipe."""
+    from fedhead.recipes.recipe import KEYS  # imported here, because commands start without it
+
+    key = flag.removeprefix("--").replace("-", "_")
+    if key in KEYS and any(action.dest == "assignments" for action in parser._actions):
+        raise BadInput(f"{flag} is no option, but {key} is a recipe key: write {key}=VALUE")
 
 
 def _read(kind: Any, hint: Any, text: str) -> Any:

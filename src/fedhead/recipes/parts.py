@@ -83,6 +83,8 @@ class Part:
             raise BadInput(
                 f"{self.kind} is {type(given).__name__}: give a name or a {self.kind}, see `fedhead ls {self.kind}s`"
             )
+        if isinstance(given, str):
+            _refuse_other_kind(self.registry, read_call(given, self.kind).name)
         return instance(self.registry, given, self.base, folders)
 
     def of(self, recipe: Recipe) -> Any:
@@ -129,7 +131,15 @@ LOGGER_PART = Part("loggers", Logger, LOGGERS, many=True, example="['csv']")  # 
 
 def component(registry: Registry[type[E]], name: str, given: Mapping[str, Any], folders: Sequence[Path] = ()) -> E:
     """Build the named method or stage with validated parameters."""
+    _refuse_other_kind(registry, name)
     kind = registry.find(name, folders)
     refuse_undeclared(kind, given)
     prefix = f"stage.{name}." if registry.kind == "stage" else "method."
     return kind(**check_all(given, parameters(kind), f"{registry.kind} {name}", prefix))
+
+
+def _refuse_other_kind(registry: Registry[Any], name: str) -> None:
+    """Refuse the name of a component of another kind."""
+    for part in COMPONENT_KINDS if not registry.known(name) else ():
+        if part.registry is not None and name in part.registry:
+            raise BadInput(f"{name} is one of the {part.kind}s, not of the {registry.kind}s: give it as {part.key}")

@@ -27,7 +27,7 @@ Work = Annotated[int, AtLeast(1)] | tuple[Annotated[int, AtLeast(1)], ...] | str
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
 _CALLS = ("model", "uploads", "privacy", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
-_HOW = ("executor", "device", "precision", "compile")  # options of commands
+COMMAND_OPTIONS = ("executor", "device", "precision", "compile")  # no recipe keys
 _NO_KEYS = {*_NESTED.values(), FOLDERS}
 # Keys that, with the seed, determine the samples and their partition; and keys of the model's inputs.
 SAMPLE_KEYS = (
@@ -247,7 +247,7 @@ def is_key(name: str) -> bool:
 
 def unknown_key(key: str) -> BadInput:
     """Return the error for an unknown key, with the nearest key, or with the command option of this name."""
-    if key in _HOW:
+    if key in COMMAND_OPTIONS:
         return BadInput(f"{key} is no recipe key, but an option of commands: use --{key} (in Python {key}=)")
     if key == "seeds":
         return BadInput("seeds: a run has one seed; fedhead sweep RECIPE --seeds 3 runs several")

@@ -100,6 +100,7 @@ def _instance(component: A | type[A], base: type[A]) -> A:
     Raises:
         CheckFailed: If the registry would refuse it: another kind, no dataclass, or a hook with a wrong signature.
     """
+    require(not isinstance(component, str), f"{component!r} is a name: give a subclass of fedhead.{base.__name__}")
     cls = component if isinstance(component, type) else type(component)
     with as_check_failure(cls.__name__, "while it was made"):
         check_class(cls, cls.__name__, base, defaults=isinstance(component, type))

@@ -71,7 +71,9 @@ def load_object(
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
-            raise unknown(f"name in {where}", name, [known for known in vars(module) if not known.startswith("_")])
+            public = {known: value for known, value in vars(module).items() if not known.startswith("_")}
+            own = [known for known, value in public.items() if getattr(value, "__module__", "") == module.__name__]
+            raise unknown(f"name in {where}", name, own or public)
         target = getattr(target, part)
     return target, module.__name__
 

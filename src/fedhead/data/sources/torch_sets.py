@@ -46,6 +46,8 @@ def _rows(source: Any, what: str) -> Iterable[Any]:
     require(not isinstance(source, DataLoader), f"a DataLoader shuffles, drops and collates for training: {fix}")
     if isinstance(source, IterableDataset):
         return iter(source)
+    if isinstance(source, str):
+        raise BadInput(f"{what} is the text {source!r}: names and files are for fedhead.Federation.load({source!r})")
     require(
         hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, np.ndarray | Tensor),
         f"{what} is {type(source).__name__}: give a pair (x, y), a torch Dataset with a length, a Hugging Face "

@@ -63,7 +63,8 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
     ]
     require(
         table.axes() or len(sweep[0].runs) > 1,
-        f"{table.name}: nothing varies; give an axis, such as 'lr=[0.01,0.1]', or several seeds, or use fedhead run",
+        f"{table.name}: nothing varies; give an axis, with its values in brackets as in 'lr=[0.1,0.2]', "
+        "or several seeds, or use fedhead run",
     )
     return sweep
 
