@@ -54,10 +54,10 @@ class CompilerProcess:
         If the process itself fails, the future has no error. The step is then missing in the cache, and is compiled
         when it is next used.
         """
-        made, step = Future[None](), pack(graph, forms)
+        future, step = Future[None](), pack(graph, forms)
         # a daemon: training may end without waiting for it
-        threading.Thread(target=self._compile, args=(step, made), name="compiler", daemon=True).start()
-        return made
+        threading.Thread(target=self._compile, args=(step, future), name="compiler", daemon=True).start()
+        return future
 
     def stop(self) -> None:
         """Kill all processes."""
@@ -66,7 +66,7 @@ class CompilerProcess:
                 process.kill()
                 process.wait()
 
-    def _compile(self, step: bytes, made: Future[None]) -> None:
+    def _compile(self, step: bytes, future: Future[None]) -> None:
         error = None
         with suppress(Exception):  # the process failed or was killed
             with self._turn:
@@ -75,9 +75,9 @@ class CompilerProcess:
                 self._processes.remove(process)
             error = json.loads(answer)["error"]
         if error is None:
-            made.set_result(None)
+            future.set_result(None)
         else:
-            made.set_exception(RuntimeError(error))
+            future.set_exception(RuntimeError(error))
 
     def _new_process(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # same module search path

@@ -137,8 +137,8 @@ def _same_key_everywhere() -> AbstractContextManager[object]:
 
 
 def _memory_format(name: str) -> torch.memory_format:
-    found: torch.memory_format = getattr(torch, name)
-    return found
+    layout: torch.memory_format = getattr(torch, name)
+    return layout
 
 
 def short_descriptions() -> AbstractContextManager[object]:

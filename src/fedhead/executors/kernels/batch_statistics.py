@@ -35,10 +35,10 @@ def batch_statistics(
 ) -> tuple[Tensor, Tensor]:
     """Compute mean and variance [C] of one client's batch [B, P, C] without padding, in float32."""
 
-    def one(t: Tensor | None) -> Tensor | None:
+    def with_axis(t: Tensor | None) -> Tensor | None:
         return None if t is None else t[None]
 
-    mean, var = stacked(x[None], one(samples), one(running_mean), one(running_var))
+    mean, var = stacked(x[None], with_axis(samples), with_axis(running_mean), with_axis(running_var))
     return mean[0], var[0]
 
 

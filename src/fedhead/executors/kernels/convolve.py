@@ -48,14 +48,14 @@ def _ordinary(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: 
 @convolve.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     x, weight, bias, stride, top, left = args
-    across, own, own_bias = in_dims[:3]
-    if own is None and own_bias is None:  # shared filters, such as a frozen global model's: one larger batch
-        x = x.movedim(across, 0)
+    x_dim, weight_dim, bias_dim = in_dims[:3]
+    if weight_dim is None and bias_dim is None:  # shared filters, such as a frozen global model's: one larger batch
+        x = x.movedim(x_dim, 0)
         y = _ordinary(x.flatten(0, 1), weight, bias, stride, top, left)
         return y.reshape(*x.shape[:2], *y.shape[1:]), 0
     count = info.batch_size
-    bias = None if bias is None else clients_first(bias, own_bias, count)
-    return stacked(clients_first(x, across, count), clients_first(weight, own, count), bias, stride, top, left), 0
+    bias = None if bias is None else clients_first(bias, bias_dim, count)
+    return stacked(clients_first(x, x_dim, count), clients_first(weight, weight_dim, count), bias, stride, top, left), 0
 
 
 @torch.library.custom_op("fedhead::stacked_convolve", mutates_args=())

@@ -98,13 +98,13 @@ def launch_weight(
     load("convolve_kernels").filter_gradient[columns, slices, clients](
         x.contiguous(), grad.contiguous(), part, bias_part, pixels, slices, turns, *sizes, *blocks, **_how(tiles)
     )
-    found = gradients(x, grad, size, biased)
+    outputs = gradients(x, grad, size, biased)
     form = (slices, tall, wide, filters, channels, group, span, stride, biased)
-    grid = (-(-found[0][0].numel() // COLLECTED), clients)
+    grid = (-(-outputs[0][0].numel() // COLLECTED), clients)
     load("convolve_kernels").collect[grid](
-        part, bias_part, *found, *form, COLLECTED, min(32, 1 << (slices - 1).bit_length()), num_warps=1
+        part, bias_part, *outputs, *form, COLLECTED, min(32, 1 << (slices - 1).bit_length()), num_warps=1
     )
-    return found
+    return outputs
 
 
 def _convolve(

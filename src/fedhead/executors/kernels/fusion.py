@@ -50,8 +50,8 @@ def _fuse_relu(graph: GraphModule, norm: Node) -> Node | None:
     user = _only_user(last)
     skip = None
     if user is not None and user.target is aten.add.Tensor and not user.kwargs:
-        one, other = _arguments(user)
-        skip = other if one is last else one
+        first, second = _arguments(user)
+        skip = second if first is last else first
         if not isinstance(skip, Node) or skip is last or not _alike(skip, last):
             return None
         user = _only_user(user)
@@ -126,5 +126,5 @@ def _only_user(node: Node) -> Node | None:
 
 
 def _alike(a: Node, b: Node) -> bool:
-    one, other = a.meta["val"], b.meta["val"]
-    return bool(one.shape == other.shape and one.dtype == other.dtype)
+    first, second = a.meta["val"], b.meta["val"]
+    return bool(first.shape == second.shape and first.dtype == second.dtype)

@@ -43,13 +43,13 @@ def _ordinary(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @apply.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     x, weight, bias = args
-    across, own, own_bias = in_dims
-    if own is None and own_bias is None:  # shared weights, such as a frozen global model's: one larger batch
-        x = x.movedim(across, 0)
+    x_dim, weight_dim, bias_dim = in_dims
+    if weight_dim is None and bias_dim is None:  # shared weights, such as a frozen global model's: one larger batch
+        x = x.movedim(x_dim, 0)
         return _ordinary(x.flatten(0, 1), weight, bias).reshape(*x.shape[:2], -1), 0
     count = info.batch_size
-    bias = None if bias is None else clients_first(bias, own_bias, count)
-    return stacked(clients_first(x, across, count), clients_first(weight, own, count), bias), 0
+    bias = None if bias is None else clients_first(bias, bias_dim, count)
+    return stacked(clients_first(x, x_dim, count), clients_first(weight, weight_dim, count), bias), 0
 
 
 @torch.library.custom_op("fedhead::stacked_linear", mutates_args=())
@@ -70,7 +70,7 @@ def stacked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def stacked_back(x: Tensor, weight: Tensor, grad: Tensor, needs_input: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of `stacked`: of its input (empty unless `needs_input`), weight and bias (float32)."""
     x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
-    found = _gradients(x, weight, needs_input)
+    outputs = _gradients(x, weight, needs_input)
     (clients, batch, in_features), out_features = x.shape, grad.shape[2]
     input_shape, weight_shape = (
         ProductShape(batch, in_features, out_features),
@@ -80,9 +80,9 @@ def stacked_back(x: Tensor, weight: Tensor, grad: Tensor, needs_input: bool) -> 
     blocks = (*input_shape.blocks, *weight_shape.blocks, dot_precision())
     grid = (first + weight_shape.programs, clients)
     load("linear_kernels").backward[grid](
-        x, weight, grad, *found, batch, in_features, out_features, first, *blocks, num_warps=4
+        x, weight, grad, *outputs, batch, in_features, out_features, first, *blocks, num_warps=4
     )
-    return found
+    return outputs
 
 
 @stacked.register_fake

@@ -44,8 +44,8 @@ def batch_normalize(
     min_count: int,
 ) -> Tensor:
     """Normalize one client's batch [B, P, C]."""
-    own = (weight[None], bias[None], mean[None], var[None])
-    y: Tensor = stacked(x[None], None, *own, None if samples is None else samples[None], eps, min_count, False)
+    parameters = (weight[None], bias[None], mean[None], var[None])
+    y: Tensor = stacked(x[None], None, *parameters, None if samples is None else samples[None], eps, min_count, False)
     return y[0]
 
 
@@ -58,9 +58,9 @@ def _(x: Tensor, *others: Any) -> Tensor:
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     *tensors, eps, min_count = args
     pairs = zip(tensors, in_dims, strict=False)
-    x, *own = (None if t is None else clients_first(t, dim, info.batch_size) for t, dim in pairs)
+    x, *parameters = (None if t is None else clients_first(t, dim, info.batch_size) for t, dim in pairs)
     assert x is not None
-    return stacked(x, None, *own, eps, min_count, False), 0
+    return stacked(x, None, *parameters, eps, min_count, False), 0
 
 
 @torch.library.custom_op("fedhead::stacked_normalize", mutates_args=())
@@ -81,12 +81,12 @@ def stacked(
     With `skip` and `rectify`, return max(0, y + skip) instead of y; `fusion` sets them in the traced step.
     """
     x = x.contiguous()
-    own = [t.contiguous() for t in (weight, bias, mean, var)]
+    parameters = [t.contiguous() for t in (weight, bias, mean, var)]
     y = torch.empty_like(x)
     grid, rows, channels, blocks = _blocks(x)
     added = x if skip is None else skip.contiguous()
     load("normalize_kernels").normalize[grid](
-        x, added, *own, y, rows, eps, channels, skip is not None, rectify, *blocks
+        x, added, *parameters, y, rows, eps, channels, skip is not None, rectify, *blocks
     )
     return y
 
@@ -114,24 +114,24 @@ def gradients(
     The other arguments are those of `stacked`, except `skip`, whose gradient is the gradient of the sum.
     """
     x, grad = x.contiguous(), grad.contiguous()
-    own = [t.contiguous() for t in (weight, bias, mean, var)]
+    parameters = [t.contiguous() for t in (weight, bias, mean, var)]
     clients, batch, positions, channels = x.shape
     grid, rows, _, (height, width) = _blocks(x)
     sum_height = SUMS.block // width
     slices, turns = SUMS.slices(rows, sum_height, clients * grid[1])
     part = x.new_empty(clients, slices, 2, channels, dtype=torch.float32)
     dx, share = torch.empty_like(x), x.new_empty(clients, 2, channels, dtype=torch.float32)
-    weight_gradient, bias_gradient = (torch.empty_like(own[0]) for _ in range(2))
+    weight_gradient, bias_gradient = (torch.empty_like(parameters[0]) for _ in range(2))
     masked = samples is not None
     flags = x if samples is None else samples.contiguous().view(torch.uint8)
     kernels = load("normalize_kernels")
     sizes = (rows, slices, eps, turns, channels, rectify, sum_height, width, SUMS.stages)
-    kernels.gradient_sums[slices, *grid[1:]](x, grad, *own, part, *sizes, num_warps=SUMS.warps)
+    kernels.gradient_sums[slices, *grid[1:]](x, grad, *parameters, part, *sizes, num_warps=SUMS.warps)
     blocks = (1 << (slices - 1).bit_length(), 1 << (batch - 1).bit_length(), width)
     totals = (batch, positions, slices, min_count, channels, masked)
     kernels.gradient_totals[grid[1:]](part, flags, weight_gradient, bias_gradient, share, *totals, *blocks)
     kernels.input_gradient[grid](
-        x, grad, *own, flags, share, dx, batch, positions, eps, channels, masked, rectify, height, width
+        x, grad, *parameters, flags, share, dx, batch, positions, eps, channels, masked, rectify, height, width
     )
     return dx, weight_gradient, bias_gradient
 
@@ -142,17 +142,17 @@ def _(x: Tensor, grad: Tensor, weight: Tensor, bias: Tensor, *others: Any) -> tu
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, _, *own, samples, ctx.eps, ctx.min_count, _ = inputs
-    ctx.save_for_backward(x, *own, *(() if samples is None else (samples,)))
+    x, _, *parameters, samples, ctx.eps, ctx.min_count, _ = inputs
+    ctx.save_for_backward(x, *parameters, *(() if samples is None else (samples,)))
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, mean, var, *samples = ctx.saved_tensors
-    own = (weight, bias, mean, var, samples[0] if samples else None, ctx.eps, ctx.min_count)
+    arguments = (weight, bias, mean, var, samples[0] if samples else None, ctx.eps, ctx.min_count)
     if torch.is_grad_enabled():
-        dx, weight_gradient, bias_gradient = _differentiable(x, grad, *own)
+        dx, weight_gradient, bias_gradient = _differentiable(x, grad, *arguments)
     else:
-        dx, weight_gradient, bias_gradient = gradients(x, grad.contiguous(), *own, False)
+        dx, weight_gradient, bias_gradient = gradients(x, grad.contiguous(), *arguments, False)
     return dx, None, weight_gradient, bias_gradient, *[None] * 6
 
 
@@ -170,15 +170,15 @@ def _differentiable(
     """Compute `gradients` with plain operations, which are differentiable."""
     positions = x.shape[2]
 
-    def one(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, samples: Tensor | None) -> Tensor:
+    def single(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, samples: Tensor | None) -> Tensor:
         count = x.shape[0] * positions if samples is None else samples.sum(0, keepdim=True).float() * positions
         y = batch_norm.normalize(x.movedim(-1, 1), weight, bias, mean, var, samples, count, eps, min_count)
         return y.movedim(1, -1)
 
-    y = vmap(one, in_dims=(*[0] * 5, None if samples is None else 0))(x, weight, bias, mean, var, samples)
+    y = vmap(single, in_dims=(*[0] * 5, None if samples is None else 0))(x, weight, bias, mean, var, samples)
     wanted = [t for t in (x, weight, bias) if t.requires_grad]
-    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
-    return tuple(next(found) if t.requires_grad else None for t in (x, weight, bias))
+    values = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
+    return tuple(next(values) if t.requires_grad else None for t in (x, weight, bias))
 
 
 stacked.register_autograd(_backward, setup_context=_save)

@@ -35,12 +35,12 @@ def normalize(
     here = (row < rows)[:, None] & (c < C)[None, :]
     center, scale, gain, shift = per_channel(weight, bias, mean, var, eps, k, c, C)
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
-    found = ((value - center) * (scale * gain) + shift).to(y.dtype.element_ty)
+    out = ((value - center) * (scale * gain) + shift).to(y.dtype.element_ty)
     if SKIP:
-        found = (found.to(tl.float32) + tl.load(skip + at, mask=here, other=0.0).to(tl.float32)).to(y.dtype.element_ty)
+        out = (out.to(tl.float32) + tl.load(skip + at, mask=here, other=0.0).to(tl.float32)).to(y.dtype.element_ty)
     if RECTIFY:
-        found = tl.where(found <= 0, 0.0, found)  # NaN stays NaN
-    tl.store(y + at, found, mask=here)
+        out = tl.where(out <= 0, 0.0, out)  # NaN stays NaN
+    tl.store(y + at, out, mask=here)
 
 
 @triton.jit
@@ -74,11 +74,11 @@ def gradient_sums(
         at = k * rows * C + row[:, None] * C + c[None, :]
         here = (row < rows)[:, None] & (c < C)[None, :]
         moved = tl.load(x + at, mask=here, other=0.0).to(tl.float32) - center
-        own = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
+        gradient = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
         if RECTIFY:
-            own = tl.where((moved * (scale * gain) + shift).to(grad.dtype.element_ty) <= 0, 0.0, own)
-        total += own
-        product += tl.where(here, own * (moved * scale), 0.0)
+            gradient = tl.where((moved * (scale * gain) + shift).to(grad.dtype.element_ty) <= 0, 0.0, gradient)
+        total += gradient
+        product += tl.where(here, gradient * (moved * scale), 0.0)
     part += (k * slices + s) * 2 * C
     tl.store(part + c, tl.sum(total, 0), mask=c < C)
     tl.store(part + C + c, tl.sum(product, 0), mask=c < C)
@@ -118,12 +118,12 @@ def gradient_totals(
     if MASKED:
         b = tl.arange(0, BLOCK)
         count = tl.sum((tl.load(samples + k * B + b, mask=b < B, other=0) != 0).to(tl.float32), 0) * P
-        own = (count >= min_count).to(tl.float32) / tl.maximum(count, 1.0)
+        inverse = (count >= min_count).to(tl.float32) / tl.maximum(count, 1.0)
     else:
-        own = 1.0 / (B * P)
+        inverse = 1.0 / (B * P)
     share += k * 2 * C
-    tl.store(share + c, total * own, mask=c < C)
-    tl.store(share + C + c, product * own, mask=c < C)
+    tl.store(share + c, total * inverse, mask=c < C)
+    tl.store(share + C + c, product * inverse, mask=c < C)
 
 
 @triton.jit
@@ -157,14 +157,14 @@ def input_gradient(
     total = tl.load(share + c, mask=c < C, other=0.0)[None, :]
     product = tl.load(share + C + c, mask=c < C, other=0.0)[None, :]
     moved = tl.load(x + at, mask=here, other=0.0).to(tl.float32) - center
-    own = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
+    gradient = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
     if RECTIFY:
-        own = tl.where((moved * (scale * gain) + shift).to(grad.dtype.element_ty) <= 0, 0.0, own)
+        gradient = tl.where((moved * (scale * gain) + shift).to(grad.dtype.element_ty) <= 0, 0.0, gradient)
     through = total + moved * scale * product
     if MASKED:
         sample = tl.load(samples + k * B + row // P, mask=row < B * P, other=0) != 0
         through = tl.where(sample[:, None], through, 0.0)
-    tl.store(dx + at, ((own - through) * (scale * gain)).to(dx.dtype.element_ty), mask=here)
+    tl.store(dx + at, ((gradient - through) * (scale * gain)).to(dx.dtype.element_ty), mask=here)
 
 
 @triton.jit

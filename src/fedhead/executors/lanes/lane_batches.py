@@ -43,8 +43,8 @@ class _Alike:
         """Convert images of stacked batches to channels last, if the program uses that format."""
         if not self.channels_last:
             return x
-        made: Inputs = map_inputs(lambda t: channels_last(t.flatten(0, 1)).view(t.shape) if t.dim() == 5 else t, x)
-        return made
+        images: Inputs = map_inputs(lambda t: channels_last(t.flatten(0, 1)).view(t.shape) if t.dim() == 5 else t, x)
+        return images
 
 
 class LaneBatches:
@@ -66,34 +66,35 @@ class LaneBatches:
     def are_small(self, steps: int) -> bool:
         """Return whether the batches of `steps` steps fit into `MAX_BYTES`."""
         return all(
-            len(one.places) * steps * size * one.pool.sample_nbytes <= MAX_BYTES
-            for (_, size), one in self._alike.items()
+            len(group.places) * steps * size * group.pool.sample_nbytes <= MAX_BYTES
+            for (_, size), group in self._alike.items()
         )
 
     def draw(self, steps: int) -> list[list[LaneBatch]]:
         """Return the batches of each lane's next steps, without advancing the counters."""
         drawn: dict[int, list[LaneBatch]] = {}
-        for one in self._alike.values():
-            each = self._draw_alike(one, steps)
-            drawn |= {place: each[k * steps : (k + 1) * steps] for k, place in enumerate(one.places)}
+        for group in self._alike.values():
+            each = self._draw_alike(group, steps)
+            drawn |= {place: each[k * steps : (k + 1) * steps] for k, place in enumerate(group.places)}
         return [drawn[place] for place in range(len(self._lanes))]
 
-    def _draw_alike(self, one: _Alike, steps: int) -> list[LaneBatch]:
-        parts = zip(*(self._lanes[place].draws(steps) for place in one.places), strict=True)
+    def _draw_alike(self, group: _Alike, steps: int) -> list[LaneBatch]:
+        parts = zip(*(self._lanes[place].draws(steps) for place in group.places), strict=True)
         indices, weight, start = (torch.cat(part) for part in parts)  # [lanes · steps, batch], and [lanes · steps]
-        batch, keys = draw_batch(one.pool, indices, weight, start)
-        batch = batch._replace(x=one.laid_out(batch.x))
-        views = {number: one.laid_out(_view(one.pool, batch, number)) for number in one.views}
-        found = []
+        batch, keys = draw_batch(group.pool, indices, weight, start)
+        batch = batch._replace(x=group.laid_out(batch.x))
+        views = {number: group.laid_out(_view(group.pool, batch, number)) for number in group.views}
+        drawn = []
         for i in range(len(indices)):
-            own = Batch(*(map_inputs(lambda t, i=i: t[i], part) for part in batch))
-            held = {number: map_inputs(lambda t, i=i: t[i], view) for number, view in views.items()}
-            found.append(LaneBatch(own, keys[i], one.pool.holding(ViewsAhead(own.indices, own.key, held, one.views))))
-        return found
+            item = Batch(*(map_inputs(lambda t, i=i: t[i], part) for part in batch))
+            ahead = {number: map_inputs(lambda t, i=i: t[i], view) for number, view in views.items()}
+            views_ahead = ViewsAhead(item.indices, item.key, ahead, group.views)
+            drawn.append(LaneBatch(item, keys[i], group.pool.holding(views_ahead)))
+        return drawn
 
 
 def _view(pool: Pool, batch: Batch, number: int) -> Inputs:
     """Return an additional view of stacked batches."""
     view = pool.another_view(batch.indices.reshape(-1), batch.key.reshape(-1), number)
-    made: Inputs = map_inputs(lambda t: t.reshape(*batch.indices.shape, *t.shape[1:]), view)
-    return made
+    inputs: Inputs = map_inputs(lambda t: t.reshape(*batch.indices.shape, *t.shape[1:]), view)
+    return inputs

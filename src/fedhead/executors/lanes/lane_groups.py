@@ -56,15 +56,15 @@ class LaneGroup:
         """Return a function of the number of steps that runs them in each lane."""
         batches = LaneBatches(lanes)
         if self.compiled.wanted or not batches.are_small(STEPS_PER_GRAPH):  # the compiler fuses each lane's drawing
-            own = [partial(lane.take, *self.compiled(lane, padded)) for lane in lanes]
-            return lambda steps: _fork(lanes, [[take] * steps for take in own])
+            takes = [partial(lane.take, *self.compiled(lane, padded)) for lane in lanes]
+            return lambda steps: _fork(lanes, [[take] * steps for take in takes])
 
         def take(steps: int) -> None:
             drawn = batches.draw(steps)  # kept alive until the lanes have joined
-            _fork(
-                lanes,
-                [[partial(k.take_drawn, *one, padded) for one in own] for k, own in zip(lanes, drawn, strict=True)],
-            )
+            work = [
+                [partial(k.take_drawn, *item, padded) for item in each] for k, each in zip(lanes, drawn, strict=True)
+            ]
+            _fork(lanes, work)
 
         return take
 
@@ -72,10 +72,10 @@ class LaneGroup:
 def _fork(lanes: Sequence[Lane], steps: Sequence[Sequence[Callable[[], None]]]) -> None:
     """Run the steps of each lane in its own stream, and wait for all streams."""
     main = torch.cuda.current_stream()
-    for lane, own in zip(lanes, steps, strict=True):
+    for lane, calls in zip(lanes, steps, strict=True):
         lane.stream.wait_stream(main)
         with torch.cuda.stream(lane.stream):
-            for take in own:
+            for take in calls:
                 take()
     for lane in lanes:
         main.wait_stream(lane.stream)

@@ -102,7 +102,7 @@ class Lanes(Executor):
         group = self._groups[key]
         self._groups.move_to_end(key)
         before = group.preparing
-        found = group.train(phases)
+        carries = group.train(phases)
         preparing = self._report.preparing + group.preparing - before
         self._report = ExecutorReport(preparing, self._compiled.complete)
-        return idle | dict(zip(order, found, strict=True))
+        return idle | dict(zip(order, carries, strict=True))
