@@ -56,13 +56,13 @@ class Samples(NamedTuple):
         return Samples(map_inputs(lambda t: t[index], self.x), self.y[index])
 
 
-def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = False) -> Tensor:
+def inputs(x: Any, layout: str | None = None, name: str = "x", missing: bool = False) -> Tensor:
     """Convert images to uint8 [N, C, H, W], tokens to int64 and other numbers to float32.
 
     Args:
         x: Array, tensor or list of samples.
         layout: Meaning of axes and numbers; None: inferred if unambiguous (`infer_layout`).
-        what: Name of the data in error messages.
+        name: Name of the data in error messages.
         missing: Whether NaN is allowed, as a missing value.
 
     Raises:
@@ -71,12 +71,12 @@ def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = F
     >>> inputs(np.zeros((5, 28, 28), np.uint8)).shape, inputs(np.zeros((5, 8, 8, 3), np.uint8)).shape
     (torch.Size([5, 1, 28, 28]), torch.Size([5, 3, 8, 8]))
     """
-    tensor = to_tensor(x, what)
+    tensor = to_tensor(x, name)
     shape = tuple(tensor.shape)
-    require(0 not in shape[1:], f"{what} has shape {shape}: its samples hold no numbers; give at least one each")
+    require(0 not in shape[1:], f"{name} has shape {shape}: its samples hold no numbers; give at least one each")
     if layout is None:
-        layout = infer_layout(tensor, what)
-    return _arrange(tensor, check_layout(layout), what, missing)
+        layout = infer_layout(tensor, name)
+    return _arrange(tensor, check_layout(layout), name, missing)
 
 
 def stored_layout(x: Inputs) -> Any:
@@ -92,7 +92,7 @@ def check_layout(layout: str, prefix: str = "") -> str:
     return layout
 
 
-def infer_layout(x: Any, what: str = "x") -> Layout:
+def infer_layout(x: Any, name: str = "x") -> Layout:
     """Return the only layout that an array can have.
 
     Floats are features, unless there are four axes and the last could be channels. Bytes are features with two axes,
@@ -102,8 +102,8 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
     Raises:
         BadInput: If the layout is ambiguous; the message lists the possible layouts.
     """
-    array = to_array(x, what)
-    tensor = to_tensor(array[:0] if array.ndim else array, what)  # an empty slice: avoids a copy of large images
+    array = to_array(x, name)
+    tensor = to_tensor(array[:0] if array.ndim else array, name)  # an empty slice: avoids a copy of large images
     shape, kind = array.shape, str(tensor.dtype).removeprefix("torch.")
     readings: tuple[Layout, ...]
     if tensor.is_floating_point():
@@ -122,66 +122,66 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
     if len(readings) > 1:
         fitting = [name for name in readings if name not in _IMAGES or len(name) == len(shape)]
         choice = " or ".join(f'layout="{name}"' for name in fitting)
-        raise BadInput(f"{what} is {kind} of shape {shape}, which can be read in several ways: state {choice}")
+        raise BadInput(f"{name} is {kind} of shape {shape}, which can be read in several ways: state {choice}")
     if not tensor.is_floating_point():
-        logger.info("%s, %s of shape %s, is read as layout=%s", what, kind, shape, readings[0])
+        logger.info("%s, %s of shape %s, is read as layout=%s", name, kind, shape, readings[0])
     return readings[0]
 
 
-def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) -> str:
+def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, name: str) -> str:
     """Return the layout that gives samples of a known shape, such as the shape that the server sends to a site.
 
     Args:
         x: The samples.
         shape: Shape of one stored sample.
         stated: Layout of the run's data; it decides whether integers are features or tokens.
-        what: Name of the data in error messages.
+        name: Name of the data in error messages.
 
     Raises:
         BadInput: If several layouts give this shape.
     """
     if stated in ("features", "tokens"):
         return stated
-    actual = to_array(x, what).shape
+    actual = to_array(x, name).shape
     fitting = [
         name
         for name, axes in _IMAGES.items()
         if len(shape) == 3 and len(actual) == len(axes)
         if ((1, *actual[1:]) if name == "nhw" else tuple(actual[axis] for axis in axes[1:])) == tuple(shape)
     ]
-    return fitting[0] if len(fitting) == 1 else infer_layout(x, what)
+    return fitting[0] if len(fitting) == 1 else infer_layout(x, name)
 
 
-def _arrange(tensor: Tensor, layout: str, what: str, missing: bool) -> Tensor:
+def _arrange(tensor: Tensor, layout: str, name: str, missing: bool) -> Tensor:
     """Convert a tensor of a known layout to the stored form."""
     shape = tuple(tensor.shape)
-    require(tensor.ndim and len(tensor), f"{what} is empty: give at least one sample")
-    require(tensor.ndim > 1, f"{what} has shape {shape}: it needs one row per sample, such as [N, features]")
+    require(tensor.ndim and len(tensor), f"{name} is empty: give at least one sample")
+    require(tensor.ndim > 1, f"{name} has shape {shape}: it needs one row per sample, such as [N, features]")
     if layout == "tokens":
-        return _tokens(tensor, what)
+        return _tokens(tensor, name)
     if layout in _IMAGES:
         axes = _IMAGES[layout]
         wanted = ", ".join(layout.upper())
-        require(tensor.ndim == len(axes), f'{what} has shape {shape}, layout="{layout}" is for [{wanted}]')
+        require(tensor.ndim == len(axes), f'{name} has shape {shape}, layout="{layout}" is for [{wanted}]')
         tensor = tensor.unsqueeze(1) if layout == "nhw" else tensor.permute(axes)
         if not tensor.is_floating_point():
             low, high = int(tensor.min()), int(tensor.max())
             if low < 0 or high > 255:
-                raise BadInput(f"{what} holds pixels {low} … {high}, images are 0 … 255: scale them, or give floats")
+                raise BadInput(f"{name} holds pixels {low} … {high}, images are 0 … 255: scale them, or give floats")
             return tensor.to(torch.uint8).contiguous()
     elif not tensor.is_floating_point() and int(tensor.abs().max()) > 2**24:
-        logger.warning("%s holds whole numbers above 2**24, which float32 rounds", what)
-    return _floats(tensor, what, missing)
+        logger.warning("%s holds whole numbers above 2**24, which float32 rounds", name)
+    return _floats(tensor, name, missing)
 
 
-def _tokens(tensor: Tensor, what: str) -> Tensor:
-    require(not tensor.is_floating_point(), f"{what} holds {tensor.dtype}, tokens are whole numbers: give integers")
+def _tokens(tensor: Tensor, name: str) -> Tensor:
+    require(not tensor.is_floating_point(), f"{name} holds {tensor.dtype}, tokens are whole numbers: give integers")
     lowest = int(tensor.min())
-    require(lowest >= 0, f"{what} holds the token {lowest}: tokens count from 0")
+    require(lowest >= 0, f"{name} holds the token {lowest}: tokens count from 0")
     return tensor.to(torch.int64).contiguous()
 
 
-def _floats(tensor: Tensor, what: str, missing: bool) -> Tensor:
+def _floats(tensor: Tensor, name: str, missing: bool) -> Tensor:
     stored = tensor.to(torch.float32).contiguous()
     bad = ~torch.isfinite(stored.flatten(1))
     if missing:
@@ -192,16 +192,16 @@ def _floats(tensor: Tensor, what: str, missing: bool) -> Tensor:
         fix = 'clean the data (or missing="mean" for NaN in tables; with fedhead oneshot --missing mean)'
         if tensor[row].isfinite().all():
             kind, fix = "numbers beyond float32", "scale the data"
-        raise BadInput(f"{what} holds {kind}, first in sample {row}: {fix}")
+        raise BadInput(f"{name} holds {kind}, first in sample {row}: {fix}")
     return stored
 
 
-def to_array(value: Any, what: str, noun: str = "samples") -> NDArray[Any]:
+def to_array(value: Any, name: str, noun: str = "samples") -> NDArray[Any]:
     """Return a user's values as an array on the CPU.
 
     Args:
         value: Array, tensor or list.
-        what: Name of the data in error messages.
+        name: Name of the data in error messages.
         noun: Name of its entries in error messages.
 
     Raises:
@@ -211,34 +211,34 @@ def to_array(value: Any, what: str, noun: str = "samples") -> NDArray[Any]:
         value = value.detach().cpu()
         return np.asarray(value.double() if value.dtype == torch.bfloat16 else value)
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise BadInput(f"{what} has masked values: fill them first, such as with NaN and missing='mean'")
+        raise BadInput(f"{name} has masked values: fill them first, such as with NaN and missing='mean'")
     try:
         return np.asarray(value)
     except ValueError as error:  # rows of different lengths
-        raise BadInput(f"{what} can't be read as one array: its {noun} differ in shape") from error
+        raise BadInput(f"{name} can't be read as one array: its {noun} differ in shape") from error
 
 
-def to_tensor(value: Any, what: str) -> Tensor:
+def to_tensor(value: Any, name: str) -> Tensor:
     """Convert numbers to a CPU tensor; raise `BadInput` for values that are not numbers."""
     if isinstance(value, Tensor):
         tensor = value.detach().cpu()
         if tensor.is_complex() or tensor.dtype == torch.bool:
-            raise BadInput(f"{what} holds {tensor.dtype}: give integers or floats")
+            raise BadInput(f"{name} holds {tensor.dtype}: give integers or floats")
         return tensor
-    array = to_array(value, what)
+    array = to_array(value, name)
     kind = array.dtype.kind
     if kind in "US":
-        raise BadInput(f"{what} holds texts: give token ids, or use Federation.from_dataset(…, encode=…)")
+        raise BadInput(f"{name} holds texts: give token ids, or use Federation.from_dataset(…, encode=…)")
     if kind not in "uif" or array.dtype.itemsize > 8:
-        raise BadInput(f"{what} holds {array.dtype}, not an array of numbers: give integers or floats (64 bits)")
+        raise BadInput(f"{name} holds {array.dtype}, not an array of numbers: give integers or floats (64 bits)")
     if kind == "u" and array.dtype != np.uint8:
         largest = array.max(initial=0)
-        require(largest <= sys.maxsize, f"{what} holds {largest}, which is beyond 64-bit integers")
+        require(largest <= sys.maxsize, f"{name} holds {largest}, which is beyond 64-bit integers")
         array = array.astype(np.int64)  # torch supports few unsigned types
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), copy=True, order="C"))
 
 
-def to_mask(values: Any, what: str) -> NDArray[np.bool_]:
+def to_mask(values: Any, name: str) -> NDArray[np.bool_]:
     """Return a mask of test samples from a column of 0 and 1."""
-    require(np.isin(values, (0, 1)).all(), f"test: {what} must hold 0 for training and 1 for test samples")
+    require(np.isin(values, (0, 1)).all(), f"test: {name} must hold 0 for training and 1 for test samples")
     return np.asarray(values, bool)

@@ -68,25 +68,25 @@ def convert(
             raise BadInput(f"{next(iter(parts))} data is empty: give at least one sample")
         raise BadInput("no client has any samples: give at least one")
     if has_classes:
-        found = _find_classes([ys[name] for name in full], names, classes, [ys[name] for name in tests], objective)
+        mapping = _find_classes([ys[name] for name in full], names, classes, [ys[name] for name in tests], objective)
     else:
-        found = targets.columns([ys[name] for name in (*full, *tests)], names, classes, [*full, *tests])
+        mapping = targets.columns([ys[name] for name in (*full, *tests)], names, classes, [*full, *tests])
     used = [name for name in given if name in full or name not in parts]
     xs = padding.pad_parts({name: given[name][0] for name in used})
     layout = named_inputs.infer(xs[full[0]], layout, f"{full[0]} x")
-    converted = {name: samples(xs[name], ys[name], found, layout, name, missing) for name in used}
+    converted = {name: samples(xs[name], ys[name], mapping, layout, name, missing) for name in used}
     first = converted[full[0]].x
-    for name, own in converted.items():
-        if name not in ("test", "public") and (shape_of(own.x), type_of(own.x)) != (shape_of(first), type_of(first)):
+    for name, part in converted.items():
+        if name not in ("test", "public") and (shape_of(part.x), type_of(part.x)) != (shape_of(first), type_of(first)):
             raise BadInput(
-                f"{name} holds samples {describe(own.x)}, {full[0]} {describe(first)}: all clients need the same shape "
-                "and type"
+                f"{name} holds samples {describe(part.x)}, {full[0]} {describe(first)}: all clients need the same "
+                "shape and type"
             )
     test_samples = concatenate([converted[name] for name in tests]) if tests else None
-    return Converted([converted[name] for name in full], test_samples, converted.get("public"), found)
+    return Converted([converted[name] for name in full], test_samples, converted.get("public"), mapping)
 
 
-def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, what: str, missing: bool = False) -> Samples:
+def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, name: str, missing: bool = False) -> Samples:
     """Convert inputs and labels of known classes, and check that they match.
 
     Args:
@@ -94,23 +94,23 @@ def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, what: str, mis
         y: Labels, or other targets from `targets.read`.
         classes: Mapping from labels to classes.
         layout: Layout of the inputs; None infers it.
-        what: Name of the data in error messages.
+        name: Name of the data in error messages.
         missing: Whether NaN is allowed in the inputs.
     """
-    read = y if isinstance(y, Tensor) else labels.read(y, f"{what} y".strip())
-    xs = named_inputs.convert(x, layout, f"{what} x".strip(), missing)
+    read = y if isinstance(y, Tensor) else labels.read(y, f"{name} y".strip())
+    xs = named_inputs.convert(x, layout, f"{name} x".strip(), missing)
     size = len(tensors_of(xs)[0])
     if size != len(read):
-        raise BadInput(f"{what} x has {size} samples but y has {len(read)} labels: they must match".strip())
-    return Samples(xs, read if isinstance(read, Tensor) else classes.encode(read, f"{what} y".strip()))
+        raise BadInput(f"{name} x has {size} samples but y has {len(read)} labels: they must match".strip())
+    return Samples(xs, read if isinstance(read, Tensor) else classes.encode(read, f"{name} y".strip()))
 
 
 def concatenate(parts: Sequence[Samples]) -> Samples:
     """Concatenate the samples of several parts."""
     if len(parts) == 1:
         return parts[0]
-    x = map_inputs(lambda *each: torch.cat(each), *(own.x for own in parts))
-    return Samples(x, torch.cat([own.y for own in parts]))
+    x = map_inputs(lambda *each: torch.cat(each), *(part.x for part in parts))
+    return Samples(x, torch.cat([part.y for part in parts]))
 
 
 def _find_classes(

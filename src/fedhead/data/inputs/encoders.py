@@ -50,10 +50,10 @@ def hashing(texts: Sequence[str], size: Length = 2048) -> Encoded:
         words = [zlib.crc32(word.encode()) for word in re.findall(r"\w+", text.lower())]
         if not words:
             continue
-        one = np.array(words, np.uint64)
-        pairs = one[:-1] * np.uint64(2654435761) + one[1:]  # hashes of neighbouring words, modulo 2**64
+        hashes = np.array(words, np.uint64)
+        pairs = hashes[:-1] * np.uint64(2654435761) + hashes[1:]  # hashes of neighbouring words, modulo 2**64
         pairs ^= pairs >> np.uint64(29)
-        every = np.concatenate([one, pairs * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(31)])
+        every = np.concatenate([hashes, pairs * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(31)])
         bucket, sign = (every >> np.uint64(1)) % np.uint64(size), (every & np.uint64(1)).astype(np.float32) * 2 - 1
         counts = np.bincount(bucket.astype(np.int64), sign, size)
         np.copyto(row, np.sign(counts) * np.log1p(np.abs(counts)), casting="same_kind")
@@ -93,8 +93,8 @@ def wordllama(texts: Sequence[str], length: Length = 128) -> Encoded:
     tokenizer.no_padding()
     tokenizer.enable_truncation(length)
     x = np.full((len(texts), length), tokenizer.get_vocab_size(), np.int64)
-    for row, found in zip(x, tokenizer.encode_batch(list(texts), add_special_tokens=False), strict=True):
-        row[: len(found.ids)] = found.ids
+    for row, encoding in zip(x, tokenizer.encode_batch(list(texts), add_special_tokens=False), strict=True):
+        row[: len(encoding.ids)] = encoding.ids
     return Encoded(x, "tokens")
 
 

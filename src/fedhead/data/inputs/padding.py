@@ -93,14 +93,14 @@ def _is_list(samples: Any) -> bool:
     return all(hasattr(s, "__len__") and not isinstance(s, str | bytes | Mapping) and np.ndim(s) for s in samples)
 
 
-def _pad(samples: Sequence[Any], length: int, what: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def _pad(samples: Sequence[Any], length: int, name: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     arrays = [np.asarray(sample) for sample in samples]
     full = [a for a in arrays if len(a)]
     rest = {a.shape[1:] for a in full}
     if len(rest) > 1 or not full:
         examples = ", ".join(str(shape) for shape in sorted({a.shape for a in arrays})[:3])
         raise BadInput(
-            f"{what}: samples may differ in length only, these have the shapes {examples}: resize images first"
+            f"{name}: samples may differ in length only, these have the shapes {examples}: resize images first"
         )
     padded = np.zeros((len(arrays), length, *rest.pop()), np.result_type(*{a.dtype for a in full}))
     mask = np.zeros((len(arrays), length), bool)

@@ -145,7 +145,7 @@ class TableColumns:
         """
         numbers, known = set(self.of_numbers), self.names
         categories = {place for place, name in enumerate(known) if name not in numbers}
-        return [FeatureSums(rows) if place in categories else own for place, own in enumerate(sums)]
+        return [FeatureSums(rows) if place in categories else entry for place, entry in enumerate(sums)]
 
     def histograms(self, x: Tensor) -> dict[str, list[int]]:
         """Return the histograms of the columns of numbers.
@@ -174,15 +174,15 @@ class TableColumns:
         Returns:
             Shift and scale of each feature; 0 and 1 for those of categories.
         """
-        known = {name: quantile_scale(own, self.ranges[name]) for name, own in counts.items()}
+        known = {name: quantile_scale(histogram, self.ranges[name]) for name, histogram in counts.items()}
         return [known.get(name, (0.0, 1.0)) for name in self.names]
 
-    def encode(self, frame: pd.DataFrame, what: str = "the table") -> NDArray[np.float32]:
+    def encode(self, frame: pd.DataFrame, noun: str = "the table") -> NDArray[np.float32]:
         """Return the features of a data frame, [rows, features].
 
         Args:
             frame: Data frame with these columns, in any order; others are ignored.
-            what: Name of the data in error messages.
+            noun: Name of the data in error messages.
 
         Returns:
             The features.
@@ -196,18 +196,18 @@ class TableColumns:
         parts = [np.zeros((len(frame), 0), np.float32)]
         for name, values in self.categories.items():
             if self.by_schema and self.missing and name not in frame.columns:
-                logger.warning("%s has no column %r: its cells count as empty", what, name)
+                logger.warning("%s has no column %r: its cells count as empty", noun, name)
                 column = pd.Series(None, frame.index, object)
             else:
-                column = _column(frame, name, what)
+                column = _column(frame, name, noun)
             if values is None:
-                read = numbers(column, f"{what}: column {name!r}", self.ranges.get(name))
+                read = numbers(column, f"{noun}: column {name!r}", self.ranges.get(name))
                 parts.append(read.to_numpy(np.float32)[:, None])
             else:
-                parts.append(self._one_hot(name, column, values, what))
+                parts.append(self._one_hot(name, column, values, noun))
         return np.concatenate(parts, 1)
 
-    def _one_hot(self, name: str, column: pd.Series[Any], values: tuple[Any, ...], what: str) -> NDArray[np.float32]:
+    def _one_hot(self, name: str, column: pd.Series[Any], values: tuple[Any, ...], noun: str) -> NDArray[np.float32]:
         import pandas as pd
 
         empty = column.isna().to_numpy()
@@ -216,11 +216,11 @@ class TableColumns:
         codes = pd.Index(categories, dtype=object).get_indexer_for(known)
         if not self.missing and empty.any():
             raise BadInput(
-                f'{what}: column {name!r} has no value in {_place(column, empty)}: fill it, or give missing="mean", '
+                f'{noun}: column {name!r} has no value in {_place(column, empty)}: fill it, or give missing="mean", '
                 "for which this is a category"
             )
         fix = "list all categories in the schema" if self.by_schema else f"give categories={{{name!r}: […]}}"
-        refuse(column, ~empty & (codes < 0), f"{what}: column {name!r}", f"which is not a category of the run: {fix}")
+        refuse(column, ~empty & (codes < 0), f"{noun}: column {name!r}", f"which is not a category of the run: {fix}")
         codes[empty] = values.index(None) if None in values else -1
         one_hot: NDArray[np.bool_] = codes[:, None] == np.arange(len(values))
         return one_hot.astype(np.float32)
@@ -235,13 +235,13 @@ def is_frame(source: Any) -> bool:
 
 
 def numbers(
-    column: pd.Series[Any], what: str, limits: tuple[float, float] | None = None, unit: str | None = None
+    column: pd.Series[Any], name: str, limits: tuple[float, float] | None = None, unit: str | None = None
 ) -> pd.Series[float]:
     """Return a column of finite numbers and empty cells as float64.
 
     Args:
         column: The column.
-        what: Name of the column in error messages.
+        name: Name of the column in error messages.
         limits: Smallest and largest possible number.
         unit: Unit of the numbers in error messages.
 
@@ -253,8 +253,8 @@ def numbers(
     values = pd.to_numeric(column, errors="coerce").astype(np.float64)
     low, high = limits or (-np.inf, np.inf)
     words = f" in {unit}" if unit else ""
-    refuse(column, (values.isna() & column.notna()) | np.isinf(values), what, f"it must be a number{words}")
-    refuse(column, (values < low) | (values > high), what, f"it must be between {low:g} and {high:g}{words}")
+    refuse(column, (values.isna() & column.notna()) | np.isinf(values), name, f"it must be a number{words}")
+    refuse(column, (values < low) | (values > high), name, f"it must be between {low:g} and {high:g}{words}")
     return values
 
 
@@ -277,11 +277,11 @@ def text(value: Any) -> str:
     return _WHOLE.sub(r"\1", str(value))
 
 
-def refuse(column: pd.Series[Any], wrong: Any, what: str, reason: str) -> None:
+def refuse(column: pd.Series[Any], wrong: Any, name: str, reason: str) -> None:
     """Raise `BadInput` with the first value of a column for which an array of booleans is true."""
     if wrong.any():
         value = column.astype(object).iloc[int(np.argmax(wrong))]
-        raise BadInput(f"{what} holds {value!r} in {_place(column, wrong)}, {reason}")
+        raise BadInput(f"{name} holds {value!r} in {_place(column, wrong)}, {reason}")
 
 
 def _place(column: pd.Series[Any], wrong: Any) -> str:
@@ -290,10 +290,10 @@ def _place(column: pd.Series[Any], wrong: Any) -> str:
     return f"{index.name} {index[row]}" if index.name in PLACES else f"row {row}"
 
 
-def _column(frame: pd.DataFrame, name: str, what: str = "the table") -> pd.Series[Any]:
-    require(name in frame.columns, f"{what} has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
+def _column(frame: pd.DataFrame, name: str, noun: str = "the table") -> pd.Series[Any]:
+    require(name in frame.columns, f"{noun} has no column {name!r}; it has {', '.join(map(str, frame.columns))}")
     column = frame[name]
-    require(column.ndim == 1, f"{what} has two columns of the name {name!r}: rename one")
+    require(column.ndim == 1, f"{noun} has two columns of the name {name!r}: rename one")
     return column
 
 

@@ -51,21 +51,21 @@ class Column:
         if self.categories is not None:
             require(len(set(self.categories)) == len(self.categories) > 0, "categories: give at least one, each once")
 
-    def read(self, values: pd.Series[Any], what: str) -> pd.Series[Any]:
+    def read(self, values: pd.Series[Any], name: str) -> pd.Series[Any]:
         """Return numbers as float64 and categories as texts, with NaN or None for empty cells.
 
         Args:
             values: Column of a table.
-            what: Name of the column in error messages.
+            name: Name of the column in error messages.
 
         Raises:
             BadInput: If a value is of another type, out of range or not listed.
         """
         if self.type == "number":
-            return numbers(values, what, self.range, self.unit)
+            return numbers(values, name, self.range, self.unit)
         words = texts(values)
         strange = words.notna() & ~words.isin(self.categories or words)
-        refuse(words, strange, what, "which the schema does not list: correct it, or add it to the schema at all sites")
+        refuse(words, strange, name, "which the schema does not list: correct it, or add it to the schema at all sites")
         return words
 
 
@@ -134,14 +134,14 @@ class TableSchema:
                 return name
         if list(self.columns) != list(other.columns):
             return "the names or the order of the columns"
-        return next((f"the column {name!r}" for name, own in self.columns.items() if own != other.columns[name]), None)
+        return next((f"the column {key!r}" for key, entry in self.columns.items() if entry != other.columns[key]), None)
 
     def permits(self, columns: TableColumns) -> bool:
         """Return whether an encoding is one of this schema: its columns with their types, categories and ranges."""
-        found = {name: columns.categories.get(name) or () for name in self.columns}
+        categories = {name: columns.categories.get(name) or () for name in self.columns}
         try:
-            own = self.encoding([found], columns.missing)
-            return columns == own and list(columns.categories) == list(own.categories)
+            encoding = self.encoding([categories], columns.missing)
+            return columns == encoding and list(columns.categories) == list(encoding.categories)
         except BadInput:
             return False
 
@@ -204,9 +204,9 @@ class TableSchema:
                         with collecting_errors(errors):
                             checked[name] = column.read(frame[name], f"{where}: column {name!r}")
                 if own_label in known:
-                    given, what = frame[own_label], f"{where}: column {own_label!r}"
-                    refuse(given, given.isna(), what, "it must be a label: fill the cell, or drop the row")
-                    checked[self.label] = labels.read(given, what)
+                    given, place = frame[own_label], f"{where}: column {own_label!r}"
+                    refuse(given, given.isna(), place, "it must be a label: fill the cell, or drop the row")
+                    checked[self.label] = labels.read(given, place)
                 parts.append(pd.DataFrame(checked))
         strange = [name for name in leave_out if name not in names]
         if strict and strange and tables == len(sources) > 0:
@@ -232,11 +232,11 @@ class TableSchema:
             if column.type == "category"
         }
 
-    def encoding(self, found: Sequence[Found], missing: bool) -> TableColumns:
+    def encoding(self, categories: Sequence[Found], missing: bool) -> TableColumns:
         """Return the encoding of the columns, given the categories of each client's table.
 
         Args:
-            found: Categories that each client has, from `found`.
+            categories: Categories that each client has, from `found`.
             missing: Whether cells may be empty.
 
         Raises:
@@ -247,7 +247,7 @@ class TableSchema:
             if column.type == "number":
                 kinds[name] = None
                 continue
-            every = {value for own in found for value in own[name]}
+            every = {value for table in categories for value in table[name]}
             values = column.categories or tuple(sorted(value for value in every if value is not None))
             require(
                 0 < len(values) <= MOST, f"column {name!r} has {len(values)} categories: leave it out of the schema"

@@ -94,19 +94,19 @@ class TableStatistics:
         Raises:
             BadInput: If a category is not in the schema's list, or there are fewer rows behind a sum.
         """
-        found = schema.found(frame)
-        local = schema.encoding([found], wanted.missing)
+        categories = schema.found(frame)
+        local = schema.encoding([categories], wanted.missing)
         x = torch.from_numpy(local.encode(frame))[rows]
-        sums = {name: own for name, own in zip(local.names, feature_sums(x), strict=True) if name in local.of_numbers}
-        for name, own in sums.items() if wanted.any else ():
+        sums = {name: part for name, part in zip(local.names, feature_sums(x), strict=True) if name in local.of_numbers}
+        for name, part in sums.items() if wanted.any else ():
             require(
-                own.count == 0 or own.count >= minimum,
-                f"column {name!r} has values in {own.count} rows, fewer than min_class_count {minimum}, so their sum "
+                part.count == 0 or part.count >= minimum,
+                f"column {name!r} has values in {part.count} rows, fewer than min_class_count {minimum}, so their sum "
                 "is not sent: leave the column out here (leave_out), or lower min_class_count",
             )
         if wanted.normalize != "standard":
-            sums = {name: FeatureSums(own.count, own.total) for name, own in sums.items()}
-        unlisted = {name for name in found if schema.columns[name].categories is None}
+            sums = {name: FeatureSums(part.count, part.total) for name, part in sums.items()}
+        unlisted = {name for name in categories if schema.columns[name].categories is None}
         return cls(
             rows=len(rows),
             found={
@@ -114,11 +114,11 @@ class TableStatistics:
                     *(_large(frame[name], minimum) if name in unlisted else ()),
                     *([None] if None in values else []),
                 )
-                for name, values in found.items()
+                for name, values in categories.items()
             },
             classes=() if schema.classes else _large(frame[schema.label], minimum),
-            sums={name: to_numbers(own) for name, own in sums.items()} if wanted.sums else {},
-            histograms={name: tuple(own) for name, own in local.histograms(x).items()}
+            sums={name: to_numbers(part) for name, part in sums.items()} if wanted.sums else {},
+            histograms={name: tuple(part) for name, part in local.histograms(x).items()}
             if wanted.normalize == "quantiles"
             else {},
         )
@@ -139,7 +139,7 @@ class TableStatistics:
             and all(len(values) <= MOST for values in (*read.found.values(), read.classes))
             and all(0 < len(word) <= LONGEST and word.isprintable() for word in words)
             and read.sums.keys() | read.histograms.keys() <= numbers
-            and all(own[0] <= read.rows for own in read.sums.values())
+            and all(values[0] <= read.rows for values in read.sums.values())
             and all(len(counts) == BINS and sum(counts) <= read.rows for counts in read.histograms.values()),
             "they are not the statistics of a table with the run's schema",
         )
@@ -215,7 +215,7 @@ class FittedTable:
             for name in columns.names
         ]
         histograms = {
-            name: [sum(own) for own in zip(*(p.histograms[name] for p in parts), strict=True)] for name in asked[1]
+            name: [sum(bins) for bins in zip(*(p.histograms[name] for p in parts), strict=True)] for name in asked[1]
         }
         missing, scale = fit_numbers(columns, sums, sum(part.rows for part in parts), histograms, wanted)
         if scale is None:
@@ -223,8 +223,8 @@ class FittedTable:
         else:
             mean, deviation = zip(*scale, strict=True)
             transform = Transform(mean, deviation)
-        found = sorted({word for part in parts for word in part.classes})
-        return cls(columns, missing, transform, tuple(map(str, schema.classes or found)))
+        words = sorted({word for part in parts for word in part.classes})
+        return cls(columns, missing, transform, tuple(map(str, schema.classes or words)))
 
 
 def _large(column: pd.Series[Any], minimum: int) -> tuple[str, ...]:

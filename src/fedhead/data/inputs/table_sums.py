@@ -67,7 +67,7 @@ def feature_sums(x: Tensor) -> list[FeatureSums]:
         values = np.where(there, values, 0.0)
         totals, squares = _exact(values), _exact(values * values)  # squares of float32 are exact in float64
         parts = zip(there.sum(0).tolist(), totals, squares, strict=True)
-        sums = [known + FeatureSums(*own) for known, own in zip(sums, parts, strict=True)]
+        sums = [known + FeatureSums(*item) for known, item in zip(sums, parts, strict=True)]
     return sums
 
 

@@ -34,11 +34,11 @@ def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
     return {str(name): _some([_ids(value[name], i) for i, value in enumerate(outputs)]) for name in outputs[0]}
 
 
-def _some(found: list[Any]) -> list[Any]:
+def _some(tokens: list[Any]) -> list[Any]:
     """Return the token ids of all texts, and check that they are not all empty."""
-    if found and not any(len(ids) for ids in found):
+    if tokens and not any(len(ids) for ids in tokens):
         raise BadInput("encode: the tokenizer returns no token for any text; it must return the ids of the tokens")
-    return found
+    return tokens
 
 
 def _ids(value: Any, row: int) -> Any:

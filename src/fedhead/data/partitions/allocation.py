@@ -49,7 +49,7 @@ def assign_samples(y: NDArray[Any], counts: Indices, rng: np.random.RandomState)
     for c in range(counts.shape[1]):
         indices = rng.permutation(np.flatnonzero(y == c))
         parts.append(np.split(indices, np.cumsum(counts[:-1, c])))
-    return [np.concatenate(own) for own in zip(*parts, strict=True)]
+    return [np.concatenate(client) for client in zip(*parts, strict=True)]
 
 
 def log_gamma(rng: np.random.RandomState, alpha: float, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -58,36 +58,36 @@ def test_indices_of_groups(
     return _indices(read, client_names, names is not None, "test_groups")
 
 
-def _read(groups: Any, what: str, samples: int, noun: str) -> NDArray[Any]:
+def _read(groups: Any, name: str, samples: int, noun: str) -> NDArray[Any]:
     """Return the client of each sample, as whole numbers or words."""
     import pandas as pd
 
-    array = to_array(groups, what, "entries")
+    array = to_array(groups, name, "entries")
     if array.shape not in ((samples,), (samples, 1)):
-        raise BadInput(f"{what} has shape {array.shape}, there are {samples} {noun}: name one client for each")
+        raise BadInput(f"{name} has shape {array.shape}, there are {samples} {noun}: name one client for each")
     array = array.reshape(samples)
     missing = np.asarray(pd.isna(array))
     if missing.any():
-        raise BadInput(f"{what} names no client for sample {missing.argmax()} (NaN or None): leave such samples out")
+        raise BadInput(f"{name} names no client for sample {missing.argmax()} (NaN or None): leave such samples out")
     if array.dtype.kind == "c" or (array.dtype.kind == "f" and (array != np.rint(array)).any()):
-        raise BadInput(f"{what} holds {array.dtype}: number the clients 0, 1, 2 …, or give their names")
-    return labels.read(array, what)
+        raise BadInput(f"{name} holds {array.dtype}: number the clients 0, 1, 2 …, or give their names")
+    return labels.read(array, name)
 
 
-def _indices(read: NDArray[Any], client_names: Sequence[str], numbered: bool, what: str) -> list[Indices]:
+def _indices(read: NDArray[Any], client_names: Sequence[str], numbered: bool, name: str) -> list[Indices]:
     """Return the sample indices of each client.
 
     Args:
         read: Client of each sample, from `_read`.
         client_names: Names of the clients.
         numbered: Whether integers in `read` are indices of clients; otherwise they are client names.
-        what: Name of the argument in error messages.
+        name: Name of the argument in error messages.
     """
     by_number = numbered and read.dtype.kind != "U"
     place = {str(k) if by_number else name: k for k, name in enumerate(client_names)}
     values, inverse = np.unique(read, return_inverse=True)
     if strange := [str(value) for value in values if str(value) not in place]:
-        raise BadInput(f"{what} holds {strange[0]!r}, which is none of the clients {', '.join(list(place)[:8])} …")
+        raise BadInput(f"{name} holds {strange[0]!r}, which is none of the clients {', '.join(list(place)[:8])} …")
     index = np.array([place[str(value)] for value in values], np.int64)[inverse]
     order = np.argsort(index, kind="stable")
     return np.split(order, np.cumsum(np.bincount(index, minlength=len(client_names)))[:-1])

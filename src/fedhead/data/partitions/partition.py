@@ -138,14 +138,14 @@ class CappedDirichlet(Partition):
     def _draw(self, sizes: Indices, clients: int, draws: int, rng: np.random.RandomState) -> Indices:
         """Return the counts [draws, clients, classes] of several draws at once."""
         counts = np.zeros((draws, clients, len(sizes)), np.int64)
-        held = np.zeros((draws, clients), np.int64)
+        totals = np.zeros((draws, clients), np.int64)
         for c in np.flatnonzero(sizes):
             # exclude full clients before normalizing the shares; at least one client is never full
-            log = np.where(held < sizes.sum() / clients, log_gamma(rng, self.alpha, (draws, clients)), -np.inf)
+            log = np.where(totals < sizes.sum() / clients, log_gamma(rng, self.alpha, (draws, clients)), -np.inf)
             cuts = (np.cumsum(softmax(log), axis=1) * sizes[c]).astype(np.int64)
             cuts[:, -1] = sizes[c]
             counts[:, :, c] = np.diff(cuts, axis=1, prepend=0)
-            held += counts[:, :, c]
+            totals += counts[:, :, c]
         return counts
 
     def __str__(self) -> str:
@@ -193,13 +193,13 @@ class Skewed(Partition):
 
     per_client: Annotated[int, AtLeast(1)]  # c, number of classes per client
 
-    def check(self, held: int, clients: int) -> None:
+    def check(self, total: int, clients: int) -> None:
         """Raise `BadInput` if the data has fewer classes than each client needs, or some class would have no client."""
-        require(self.per_client <= held, f"partition {self}: the data holds only {held} classes; use skewed({held})")
-        if self.per_client * clients < held:
-            need = math.ceil(held / clients)
+        require(self.per_client <= total, f"partition {self}: the data holds only {total} classes; use skewed({total})")
+        if self.per_client * clients < total:
+            need = math.ceil(total / clients)
             raise BadInput(
-                f"partition {self}: {clients} clients with {self.per_client} of {held} classes would leave "
+                f"partition {self}: {clients} clients with {self.per_client} of {total} classes would leave "
                 f"classes without a client; use skewed({need}) or more clients"
             )
 
@@ -248,8 +248,8 @@ def checked_indices(assigned: Sequence[Any], samples: int, clients: int, rule: P
     """
     if len(assigned) != clients:
         raise BadInput(f"partition {rule}: it assigned indices to {len(assigned)} clients, there are {clients}")
-    indices = [np.sort(np.asarray(own)) for own in assigned]
-    odd = next((k for k, own in enumerate(indices) if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu")), None)
+    indices = [np.sort(np.asarray(ids)) for ids in assigned]
+    odd = next((k for k, ids in enumerate(indices) if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu")), None)
     require(odd is None, f"partition {rule}: the indices of client {odd} are no list of whole numbers")
     every = np.concatenate(indices).astype(np.int64)
     if len(every) and (every.min() < 0 or every.max() >= samples):
@@ -260,4 +260,4 @@ def checked_indices(assigned: Sequence[Any], samples: int, clients: int, rule: P
     if (times != 1).any():
         row = int(np.argmax(times != 1))
         raise BadInput(f"partition {rule}: row {row} went to {times[row]} clients, every sample goes to exactly one")
-    return [own.astype(np.int64) for own in indices]
+    return [ids.astype(np.int64) for ids in indices]

@@ -41,9 +41,9 @@ def pack(indices: list[Indices], values: str, ends: str) -> dict[str, NDArray[np
     return {values: np.concatenate(indices), ends: np.cumsum([len(each) for each in indices])}
 
 
-def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Indices]:
+def unpack(entries: dict[str, NDArray[Any]], values: str, ends: str) -> list[Indices]:
     """Return the indices of each client, the inverse of `pack`."""
-    indices, stops = held[values], held[ends]
+    indices, stops = entries[values], entries[ends]
     if indices.ndim != 1 or stops.ndim != 1 or any(a.dtype.kind not in "iu" for a in (indices, stops)):
         raise IndexError(f"{values} and {ends} must be lists of whole numbers")
     stops = stops.astype(np.int64)
@@ -52,10 +52,10 @@ def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Indice
     return [part.astype(np.int64) for part in np.split(indices, stops[:-1])]
 
 
-def check_indices(clients: list[Indices] | None, limit: int, what: str) -> None:
+def check_indices(clients: list[Indices] | None, limit: int, name: str) -> None:
     """Raise `BadInput` if a client has a row outside 0 … limit-1."""
     indices = np.concatenate(clients or [np.zeros(0, np.int64)])
-    require(((indices >= 0) & (indices < limit)).all(), f"{what} are not among its {limit} samples")
+    require(((indices >= 0) & (indices < limit)).all(), f"{name} are not among its {limit} samples")
 
 
 def write(path: Path, entries: Mapping[str, Any]) -> None:

@@ -71,9 +71,9 @@ class FedETFDirichlet(PublishedSplit):
         parts: list[list[Indices]] = [[] for _ in range(clients)]
         for indices, mine in zip(by_class, share, strict=True):
             cuts = np.minimum(np.cumsum(np.rint(mine * len(indices)))[:-1].astype(int), len(indices))
-            for own, part in zip(parts, np.split(indices, cuts), strict=True):
-                own.append(part)
-        return [np.concatenate(own) for own in parts]
+            for client, part in zip(parts, np.split(indices, cuts), strict=True):
+                client.append(part)
+        return [np.concatenate(client) for client in parts]
 
     def __str__(self) -> str:
         return f"dirichlet({self.alpha!r}, fedetf)"

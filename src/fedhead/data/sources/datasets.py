@@ -145,10 +145,10 @@ def read(
     return Contents(entry.name, entry.name, *train, layout, test, named, classes, entry.transform, shared)
 
 
-def _checked(found: Any, name: str) -> Dataset:
-    if isinstance(found, Dataset):
-        return found
-    return _from_function(check_function(found, name, "data set", [], "(x, y, x_test, y_test)"), name)
+def _checked(component: Any, name: str) -> Dataset:
+    if isinstance(component, Dataset):
+        return component
+    return _from_function(check_function(component, name, "data set", [], "(x, y, x_test, y_test)"), name)
 
 
 @lru_cache(maxsize=4)

@@ -27,18 +27,18 @@ class Part(NamedTuple):
     mark: Any = None  # 1 for test samples
 
 
-def split(source: Any, what: str) -> tuple[Any, Any]:
+def split(source: Any, noun: str) -> tuple[Any, Any]:
     """Return the training and the test part of a data set that may have both.
 
     Args:
         source: A `DatasetDict` or dictionary with "train" and "test", arrays (x, y, x_test, y_test), or one part.
-        what: Name of the data in error messages.
+        noun: Name of the data in error messages.
 
     Raises:
         BadInput: If a dictionary has no training part.
     """
     if isinstance(source, Mapping):
-        require("train" in source, f"{what} is a dictionary of {', '.join(map(str, source))}: it needs a part 'train'")
+        require("train" in source, f"{noun} is a dictionary of {', '.join(map(str, source))}: it needs a part 'train'")
         return source["train"], source.get("test")
     if isinstance(source, tuple | list) and len(source) == 4:
         return tuple(source[:2]), tuple(source[2:])
@@ -81,31 +81,31 @@ class Reader:
         elif self.categories is not None:
             raise BadInput("categories: these are for data frames, whose words are not read as text (encode)")
 
-    def read(self, source: Any, what: str, is_test: bool = False) -> Part:
+    def read(self, source: Any, noun: str, is_test: bool = False) -> Part:
         """Return the inputs and labels of a data set, or of a pair of arrays.
 
         Args:
             source: The data set.
-            what: Name of the data in error messages.
+            noun: Name of the data in error messages.
             is_test: Whether it is a test set, in which the columns `client` and `mark` are not required.
 
         Raises:
             BadInput: If it can't be read, or has no such columns.
         """
         if is_frame(source) or hasattr(source, "column_names"):
-            return self._columns(source, what, is_test)
+            return self._columns(source, noun, is_test)
         if isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(each, "__len__") for each in source):
             return Part(*source)
-        x, y = torch_sets.samples(source, self.label, self.names, what)
+        x, y = torch_sets.samples(source, self.label, self.names, noun)
         x, layout = self._inputs(x if isinstance(x, dict) else {"x": x})
         return Part(x, np.asarray([value.item() if hasattr(value, "item") else value for value in y]), layout)
 
-    def _columns(self, source: Any, what: str, is_test: bool) -> Part:
+    def _columns(self, source: Any, noun: str, is_test: bool) -> Part:
         frame = is_frame(source)
         known = [str(name) for name in (source.columns if frame else source.column_names)]
 
         def column(name: str) -> Any:
-            require(name in known, f"{what} has no column {name!r}; it has {', '.join(known)}")
+            require(name in known, f"{noun} has no column {name!r}; it has {', '.join(known)}")
             return source[name].to_numpy() if frame else list(source[name])
 
         def class_names(name: str | None) -> Sequence[str] | None:
@@ -117,16 +117,16 @@ class Reader:
             groups, client_names = column(self.client), class_names(self.client)
         mark = None if self.mark is None else np.asarray(column(self.mark))
         if frame and self.table is not None:
-            x, layout = self.table.encode(source, what), "features"
+            x, layout = self.table.encode(source, noun), "features"
         else:
-            x, layout = self._inputs({name: column(name) for name in self._chosen(known, what)})
+            x, layout = self._inputs({name: column(name) for name in self._chosen(known, noun)})
         return Part(x, y, layout, names, groups, client_names, mark)
 
-    def _chosen(self, known: list[str], what: str) -> list[str]:
+    def _chosen(self, known: list[str], noun: str) -> list[str]:
         names = self.names or self._others(known)
         if self.inputs is None and len(names) != 1:
             fix = f"say which are inputs, as in inputs={known[0]!r} or inputs=[…]"
-            raise BadInput(f"{what} has the columns {', '.join(known)}: {fix}")
+            raise BadInput(f"{noun} has the columns {', '.join(known)}: {fix}")
         return names
 
     def _others(self, known: Sequence[Any]) -> list[str]:

@@ -154,58 +154,58 @@ def _read_file(path: Path, size: int | None, encode: str | Tokenizer | None) -> 
     return Contents(str(path), title, x, arrays["y"], layout, pair, arrays)
 
 
-def _of_one_shape(path: Path, held: dict[str, NDArray[Any]], source: str) -> tuple[NDArray[Any], str | None]:
+def _of_one_shape(path: Path, entries: dict[str, NDArray[Any]], source: str) -> tuple[NDArray[Any], str | None]:
     """Return the inputs, and their layout if the file states it."""
-    x = held[source]
+    x = entries[source]
     if x.dtype.kind in "US":
         raise BadInput(f"{path}: {source} holds words; texts are the arrays text (UTF-8 bytes) and offsets")
-    named = [key for key in ("column_names", "channel_names") if key in held]
+    named = [key for key in ("column_names", "channel_names") if key in entries]
     for key in named:
-        if held[key].shape != x.shape[1:2] or len(np.unique(held[key])) < x.shape[1]:
+        if entries[key].shape != x.shape[1:2] or len(np.unique(entries[key])) < x.shape[1]:
             raise BadInput(f"{path}: {key} must be different names, one for each column or channel of x")
-    if "scale" in held:
-        scale = held["scale"]
+    if "scale" in entries:
+        scale = entries["scale"]
         if x.ndim < 2 or scale.shape != x.shape[1:2]:
             raise BadInput(f"{path}: scale has shape {scale.shape}, it needs one number per channel of x {x.shape}")
         if scale.dtype.kind not in "iuf" or not (np.isfinite(scale) & (scale != 0)).all():
             raise BadInput(f"{path}: scale must hold finite numbers other than 0")
         factor = scale.astype(np.float32).reshape(1, -1, *(1,) * (x.ndim - 2))
         return x.astype(np.float32) * factor, "features"
-    if "layout" in held:
-        return x, arrays.check_layout(str(held["layout"]), f"{path}: ")
+    if "layout" in entries:
+        return x, arrays.check_layout(str(entries["layout"]), f"{path}: ")
     return x, "features" if named else None
 
 
 def _of_any_length(
-    path: Path, held: dict[str, NDArray[Any]], source: str, size: int | None, encode: str | Tokenizer | None
+    path: Path, entries: dict[str, NDArray[Any]], source: str, size: int | None, encode: str | Tokenizer | None
 ) -> tuple[Any, str | None]:
     """Return texts, sounds or encoded images as inputs of one shape."""
-    pieces = _pieces(path, held[source], held["offsets"])
+    pieces = _pieces(path, entries[source], entries["offsets"])
     if source == "text":
         return encoders.encode_texts([_text(path, i, piece) for i, piece in enumerate(pieces)], encode)
     if encode is not None and not isinstance(encode, str):
         raise BadInput(f"encode: a tokenizer is for texts, {path} has none")
-    if "rate" in held:
-        return encoders.encode_sounds(pieces, int(held["rate"]), encode)
-    kind = held[source].dtype
+    if "rate" in entries:
+        return encoders.encode_sounds(pieces, int(entries["rate"]), encode)
+    kind = entries[source].dtype
     require(kind == np.uint8, f"{path}: x with offsets is {kind}; it needs bytes of images, or rate for sounds")
     encoded = [images.Source(f"{path}, image {i}", piece.tobytes()) for i, piece in enumerate(pieces)]
     return images.decode(encoded, size), "nchw"
 
 
-def _check_lengths(path: Path, held: dict[str, NDArray[Any]]) -> None:
+def _check_lengths(path: Path, entries: dict[str, NDArray[Any]]) -> None:
     """Check that all arrays with one entry per sample have the length of y."""
-    require(held["y"].ndim != 0, f"{path}: y is a single value; it needs one label per sample")
-    samples = len(held["y"])
-    for name, array in held.items():
+    require(entries["y"].ndim != 0, f"{path}: y is a single value; it needs one label per sample")
+    samples = len(entries["y"])
+    for name, array in entries.items():
         is_property = array.ndim and name not in _OTHERS and not name.endswith("_names") and "." not in name
-        if is_property and len(array) != samples and SAVED not in held:
+        if is_property and len(array) != samples and SAVED not in entries:
             raise BadInput(f"{path}: {name} has {len(array)} entries, there are {samples} samples: they must match")
 
 
-def named_arrays(held: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+def named_arrays(entries: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
     """Return the arrays named PREFIX.NAME without the prefix."""
-    return {key.removeprefix(f"{prefix}."): value for key, value in held.items() if key.startswith(f"{prefix}.")}
+    return {key.removeprefix(f"{prefix}."): value for key, value in entries.items() if key.startswith(f"{prefix}.")}
 
 
 def _pieces(path: Path, x: NDArray[Any], offsets: NDArray[Any]) -> list[NDArray[Any]]:

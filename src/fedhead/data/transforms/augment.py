@@ -156,9 +156,9 @@ class Transform(Checked):
         Raises:
             BadInput: If they can't.
         """
-        for what, given in (("augmentation", "+".join(self.augment)), ("resize:", self.resize)):
+        for kind, given in (("augmentation", "+".join(self.augment)), ("resize:", self.resize)):
             if given and len(shape) != 3:
-                raise BadInput(f"{what} {given} is for images, the samples have shape {shape}; leave it out")
+                raise BadInput(f"{kind} {given} is for images, the samples have shape {shape}; leave it out")
         require(
             len(self.mean) <= 1 or (shape and shape[0] == len(self.mean)),
             f"normalization for {len(self.mean)} channels does not fit samples of shape {shape}",

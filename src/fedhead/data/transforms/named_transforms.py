@@ -51,7 +51,7 @@ class NamedTransforms:
         if not self.parts and augment != "none":
             raise BadInput("augment, normalize and resize are for images, and none of the named inputs holds such")
         return NamedTransforms(
-            {name: one.replace(augment, normalize, resize=resize) for name, one in self.parts.items()}
+            {name: part.replace(augment, normalize, resize=resize) for name, part in self.parts.items()}
         )
 
     def output_shape(self, shape: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
