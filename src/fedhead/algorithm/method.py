@@ -62,8 +62,8 @@ class Method(Algorithm):
         Returns:
             Client state, which never leaves the client.
         """
-        own = w.without(*self.shared)
-        return Tree(own=own) if own else Tree()
+        parts = w.without(*self.shared)
+        return Tree(own=parts) if parts else Tree()
 
     def start(self, client: Client) -> Weights:
         """Start from the server's model, combined with the client's own parts if some are not shared."""
@@ -90,9 +90,9 @@ class Method(Algorithm):
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send the shared parts without fixed head parameters, and keep the other parts."""
-        own = w.without(*self.shared)
+        parts = w.without(*self.shared)
         send = w.part(*self.shared).without(*client.task.model.fixed)
-        return Reply(send=Tree(model=send), keep=Tree(own=own) if own else Tree())
+        return Reply(send=Tree(model=send), keep=Tree(own=parts) if parts else Tree())
 
     @property
     def adds_up(self) -> bool:
