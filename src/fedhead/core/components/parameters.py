@@ -52,13 +52,13 @@ def check_fields(instance: Any, prefix: str = "") -> None:
         object.__setattr__(instance, name, check(f"{prefix}{name}", getattr(instance, name), hint))
 
 
-def from_mapping(cls: type[T], entries: Mapping[str, Any], what: str = "key", **given: Any) -> T:
+def from_mapping(cls: type[T], entries: Mapping[str, Any], noun: str = "key", **given: Any) -> T:
     """Create a dataclass from a mapping of values, which are validated.
 
     Args:
         cls: Dataclass to create.
         entries: Values by name, from a user or another machine.
-        what: Word for a name in errors.
+        noun: Word for a name in errors.
         **given: Fields set by the program, not allowed in `entries`.
 
     Raises:
@@ -66,9 +66,9 @@ def from_mapping(cls: type[T], entries: Mapping[str, Any], what: str = "key", **
     """
     hints = {name: hint for name, hint in parameters(cls).items() if name not in given}
     for name in entries:
-        require_known(what, name, hints)
+        require_known(noun, name, hints)
     for name in required(cls):
-        require(name not in hints or name in entries, f"the {what} {name!r} is missing")
+        require(name not in hints or name in entries, f"the {noun} {name!r} is missing")
     return cls(**given, **{name: check(name, value, hints[name]) for name, value in entries.items()})
 
 
