@@ -72,8 +72,8 @@ def load_object(
     for part in name.split("."):
         if not hasattr(target, part):
             public = {known: value for known, value in vars(module).items() if not known.startswith("_")}
-            own = [known for known, value in public.items() if getattr(value, "__module__", "") == module.__name__]
-            raise unknown(f"name in {where}", name, own or public)
+            names = [known for known, value in public.items() if getattr(value, "__module__", "") == module.__name__]
+            raise unknown(f"name in {where}", name, names or public)
         target = getattr(target, part)
     return target, module.__name__
 
