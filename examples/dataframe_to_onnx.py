@@ -41,7 +41,7 @@ federation = fh.Federation.from_arrays(
     groups=table["hospital"].to_numpy(),
     test=0.25,
     normalize="standard",
-    names=["malignant", "benign"],
+    class_names=["malignant", "benign"],
 )
 result = fh.run(
     federation,

@@ -47,7 +47,7 @@ def run() -> fh.Result:
         clients=3,
         test=0.2,
         client_test=0.2,
-        names=["a", "<b>", "c"],
+        class_names=["a", "<b>", "c"],
         normalize="standard",
     )
     model = fh.split(Net(), classifier="head")

@@ -44,7 +44,7 @@ def reviews(rows=12):
 def test_a_dataset_dict_with_a_tokenizer_and_natural_clients():
     whole = datasets.DatasetDict({"train": reviews(12), "test": reviews(4), "validation": reviews(6)})
     fed = Federation.from_dataset(whole, "natural(shop)", inputs="text", encode=ids)
-    assert fed.names == ("praise", "blame")
+    assert fed.class_names == ("praise", "blame")
     assert (fed.client_names, fed.sizes, fed.partition) == (("north", "south"), (6, 6), "natural(shop)")
     assert fed.input_shape == {"x": (4,), "mask": (4,)}
     assert fed.train.x["x"].dtype == torch.int64
@@ -207,7 +207,7 @@ def test_a_data_frame_with_categories_and_missing_values():
     with pytest.raises(BadInput, match="column 'smoker' has no value in row 2: fill it, or give missing="):
         Federation.from_dataset(frame, label="ill")
     fed = Federation.from_dataset(frame, "natural(hospital)", label="ill", test="held", missing="mean")
-    assert (fed.names, fed.client_names, fed.sizes) == (("no", "yes"), ("north", "south"), (2, 2))
+    assert (fed.class_names, fed.client_names, fed.sizes) == (("no", "yes"), ("north", "south"), (2, 2))
     assert [len(rows) for rows in fed.client_test] == [1, 1]
     columns = fh.TableColumns.find([frame], ["age", "smoker", "blood", "sport", "weight"], missing=True)
     assert columns.names == (

@@ -48,7 +48,7 @@ def test_features_become_float32_and_are_not_normalized():
 
 def test_bytes_as_labels_are_words():
     y = np.array([b"dog", b"cat", b"dog"])
-    assert Federation.from_arrays(np.zeros((3, 2)), y, clients=1).names == ("cat", "dog")
+    assert Federation.from_arrays(np.zeros((3, 2)), y, clients=1).class_names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,8 @@ def test_bytes_as_labels_are_words():
         (lambda x, y: Federation.from_arrays(x, y, "dirichlet(a)", clients=2), "alpha: 'a' is not a number"),
         (lambda x, y: Federation.from_arrays([[[1, 2]], [[3]]], [0, 1]), "training x .* differ in shape"),
         (lambda x, y: Federation.from_clients([x, x]), r"client 0 is ndarray: give a pair \(x, y\)"),
+        (lambda x, y: Federation.from_dataset("digits"), r"are for fedhead\.Federation\.load\('digits'\)"),
+        (lambda x, y: Federation.from_arrays(x, y, 0.1), r"partition is the number 0\.1: .* 'dirichlet\(0\.1\)'"),
         (lambda x, y: Federation.from_dataset([1, 2]), r"must yield \(sample, label\) pairs"),
     ],
 )
@@ -71,7 +73,7 @@ def test_words_as_labels():
     fed = Federation.from_arrays(
         np.zeros((4, 2)), ["dog", "cat", "dog", "owl"], clients=2, test=(np.zeros((1, 2)), ["owl"])
     )
-    assert fed.names == ("cat", "dog", "owl")
+    assert fed.class_names == ("cat", "dog", "owl")
     assert fed.train.y.tolist() == [1, 0, 1, 2]
     assert fed.test.y.tolist() == [2]
     with pytest.raises(BadInput, match="'bee'"):
@@ -174,7 +176,7 @@ def test_clients_keep_their_own_samples():
     assert fed.partition == "natural"
     assert np.array_equal(fed.train.y[fed.indices[2]].numpy(), y[10:])
     words = Federation.from_clients([(x[:2], ["b", "a"]), (x[2:4], ["c", "a"])])
-    assert words.names == ("a", "b", "c")
+    assert words.class_names == ("a", "b", "c")
     assert words.train.y.tolist() == [1, 0, 2, 0]
     with pytest.raises(BadInput, match="client 1 holds"):
         Federation.from_clients([(x[:2], y[:2]), (x[:2, :4], y[:2])])
@@ -382,7 +384,7 @@ def test_huggingface_columns():
     data = FakeHuggingFace({"img": [Image.fromarray(a) for a in x], "fine": y.tolist()}, ["a", "b", "c", "d"])
     fed = Federation.from_dataset(data, inputs="img", label="fine", clients=3, test=data)
     assert fed.classes == 4
-    assert fed.names == ("a", "b", "c", "d")
+    assert fed.class_names == ("a", "b", "c", "d")
     assert np.array_equal(fed.train.x.numpy(), x.transpose(0, 3, 1, 2))
     assert len(fed.test.y) == 60
     with pytest.raises(BadInput, match="no column 'image'; it has img, fine"):

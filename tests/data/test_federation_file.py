@@ -38,7 +38,12 @@ def path(tmp_path):
 def test_a_table_with_natural_clients(path):
     write(path, x=RNG.integers(-999, 999, (24, 5), dtype=np.int16), column_names=np.array(list("abcde")))
     fed = Federation.load(path, test=0.25)
-    assert (fed.title, fed.partition, fed.classes, fed.names) == ("clinics", "natural", 3, ("low", "middle", "high"))
+    assert (fed.title, fed.partition, fed.classes, fed.class_names) == (
+        "clinics",
+        "natural",
+        3,
+        ("low", "middle", "high"),
+    )
     assert (fed.client_names, fed.sizes, fed.client_test_from) == (("north", "south", "east"), (6, 6, 6), "test")
     assert (fed.train.x.dtype, fed.input_shape) == (torch.float32, (5,))
     assert [len(rows) for rows in fed.client_test] == [2, 2, 2]
@@ -238,7 +243,7 @@ def test_a_saved_federation_comes_back_as_it_was(path, kind, client_test):
         for mine, other in zip(getattr(fed, name), getattr(back, name), strict=True):
             assert torch.equal(mine, other)
             assert mine.dtype == other.dtype
-    for name in ("classes", "names", "partition", "title", "transform", "client_test_from"):
+    for name in ("classes", "class_names", "partition", "title", "transform", "client_test_from"):
         assert getattr(back, name) == getattr(fed, name), name
     assert all(np.array_equal(a, b) for a, b in zip(fed.indices, back.indices, strict=True))
     assert (back.client_test is None) == (client_test is None)
@@ -300,7 +305,7 @@ def test_texts_sounds_and_images_come_back_as_they_were(path, kind, settings):
     for name in ("train", "test"):
         assert getattr(back, name).digest() == getattr(fed, name).digest()
     assert back.input_types == fed.input_types
-    assert (back.transform, back.client_names, back.names) == (fed.transform, fed.client_names, fed.names)
+    assert (back.transform, back.client_names, back.class_names) == (fed.transform, fed.client_names, fed.class_names)
     for mine, other in zip([*fed.indices, *fed.client_test], [*back.indices, *back.client_test], strict=True):
         assert np.array_equal(mine, other)
 

@@ -28,7 +28,7 @@ def test_a_folder_per_class(tmp_path):
             picture(tmp_path / name / f"{i}.png", value)
     (tmp_path / "cat" / "notes.txt").write_text("not an image")
     fed = Federation.load(tmp_path, clients=2)
-    assert fed.names == ("cat", "dog")
+    assert fed.class_names == ("cat", "dog")
     assert fed.train.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert fed.input_shape == (3, 5, 6)
     assert fed.train.x[4, :, 0, 0].tolist() == [40, 50, 60]
@@ -40,7 +40,7 @@ def test_a_folder_per_client_with_train_and_test(tmp_path):
     picture(tmp_path / "test" / "c" / "0.png", 9, mode="L")
     fed = Federation.load(tmp_path)
     assert fed.sizes == (2, 2)
-    assert fed.names == ("a", "b", "c")
+    assert fed.class_names == ("a", "b", "c")
     assert fed.train.y.tolist() == [0, 1, 1, 2]
     assert fed.test.y.tolist() == [2]
     assert fed.input_shape == (1, 5, 6)

@@ -21,7 +21,7 @@ def test_labels_with_gaps_become_classes_with_names(caplog):
             X, [1000, 5, 10, 5], clients=2, test=(X[:2], [10, 1000]), public=(X[:1], torch.tensor([5]))
         )
     assert fed.classes == 3
-    assert fed.names == ("5", "10", "1000")
+    assert fed.class_names == ("5", "10", "1000")
     assert fed.train.y.tolist() == [2, 0, 1, 0]
     assert fed.test.y.tolist() == [1, 2]
     assert fed.public.y.tolist() == [0]
@@ -30,18 +30,18 @@ def test_labels_with_gaps_become_classes_with_names(caplog):
 
 def test_clients_share_one_numbering():
     fed = Federation.from_clients([(X[:2], [7, 3]), (X[:1], [5])], test=(X[:1], [7]))
-    assert fed.names == ("3", "5", "7")
+    assert fed.class_names == ("3", "5", "7")
     assert fed.train.y.tolist() == [2, 0, 1]
     assert fed.test.y.tolist() == [2]
     named = Federation.from_clients({"north": (X[:1], ["b"]), "south": (X[:1], ["a"])})
-    assert (named.client_names, named.names) == (("north", "south"), ("a", "b"))
+    assert (named.client_names, named.class_names) == (("north", "south"), ("a", "b"))
 
 
 def test_class_indices_are_kept():
-    assert Federation.from_arrays(X, [0, 1, 2, 1], clients=1).names is None
+    assert Federation.from_arrays(X, [0, 1, 2, 1], clients=1).class_names is None
     gap = Federation.from_arrays(X, [0, 1, 3, 1], clients=1, classes=5)
     assert (gap.classes, gap.train.y.tolist()) == (5, [0, 1, 3, 1])
-    named = Federation.from_arrays(X, [0, 1, 3, 1], clients=1, names=["a", "b", "c", "d"])
+    named = Federation.from_arrays(X, [0, 1, 3, 1], clients=1, class_names=["a", "b", "c", "d"])
     assert (named.classes, named.train.y.tolist()) == (4, [0, 1, 3, 1])
     only_in_test = Federation.from_arrays(X, [0, 1, 0, 1], clients=1, test=(X[:1], [2]))
     assert only_in_test.classes == 3
@@ -92,13 +92,13 @@ def test_missing_labels_of_data_frames_are_refused():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"test": (X[:1], [4])}, "test y holds the class 4, which is not among 3, 7: give names"),
+        ({"test": (X[:1], [4])}, "test y holds the class 4, which is not among 3, 7: give class_names"),
         ({"test": (X[:1], ["3"])}, "test y holds words, the training labels are numbers"),
         ({"public": (X[:1], [1])}, "public y holds the class 1"),
-        ({"names": ["a", "b"]}, "label 7 is outside the 2 classes"),
+        ({"class_names": ["a", "b"]}, "label 7 is outside the 2 classes"),
         ({"classes": 10**9}, "classes: 1000000000 is out of range"),
-        ({"names": ["a", "a"]}, "'a' names two classes"),
-        ({"names": ["a", "b"], "classes": 3}, "classes: 3 do not match the 2 names"),
+        ({"class_names": ["a", "a"]}, "'a' names two classes"),
+        ({"class_names": ["a", "b"], "classes": 3}, "classes: 3 do not match the 2 names"),
     ],
 )
 def test_labels_that_contradict_the_training_labels_are_refused(settings, says):
@@ -117,7 +117,7 @@ def test_a_site_reads_numbers_as_the_names_that_they_are():
 
 
 def test_bytes_that_are_no_text_stay_different_classes():
-    assert Federation.from_arrays(X, np.array([b"\xff", b"\xfe"] * 2), clients=1).names == ("\\xfe", "\\xff")
+    assert Federation.from_arrays(X, np.array([b"\xff", b"\xfe"] * 2), clients=1).class_names == ("\\xfe", "\\xff")
 
 
 def test_test_labels_that_are_numbered_differently_are_refused(caplog: pytest.LogCaptureFixture) -> None:

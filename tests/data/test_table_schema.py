@@ -141,7 +141,7 @@ def test_fitting_to_statistics_equals_preprocessing_of_the_pooled_table(normaliz
     assert fitted.columns == made.columns
     assert made.columns.names[2:] == ("sex=f", "sex=m", "sex=x", "ward=a", "ward=b", "ward=c", "ward missing")
     assert fitted.missing == made.missing[""] == MissingValues(made.missing[""].mean, (0, 1))
-    assert fitted.classes == made.names == ("alive", "dead")
+    assert fitted.classes == made.class_names == ("alive", "dead")
     mean, deviation = fitted.transform.mean, fitted.transform.std
     np.testing.assert_allclose(mean, made.transform.mean, rtol=0, atol=1e-10)
     np.testing.assert_allclose(deviation, made.transform.std, rtol=0, atol=1e-10)

@@ -52,7 +52,7 @@ def test_what_can_not_be_a_target_is_named_with_its_place() -> None:
     with pytest.raises(fh.BadInput, match="test y has 3 columns, training y has 1: all need the same"):
         fh.Federation.from_arrays(X, NUMBERS, clients=2, test=(X, LABELS), objective="regression")
     with pytest.raises(fh.BadInput, match="names: 2 names were given, y has 3 columns"):
-        fh.Federation.from_arrays(X, LABELS, clients=2, names=["a", "b"], objective="multilabel")
+        fh.Federation.from_arrays(X, LABELS, clients=2, class_names=["a", "b"], objective="multilabel")
     with pytest.raises(fh.BadInput, match="client b y holds NaN in sample 1"):
         fh.Federation.from_clients({"a": (X, NUMBERS), "b": (X[:2], [0.0, np.nan])}, objective="regression")
 
@@ -122,7 +122,7 @@ def test_recipes_say_what_does_not_go_together() -> None:
 
 def test_a_run_in_a_folder_goes_on_with_its_objective(tmp_path: Path) -> None:
     federation = fh.Federation.from_arrays(
-        X, LABELS, clients=2, test=0.25, objective="multilabel", names=["a", "b", "c"]
+        X, LABELS, clients=2, test=0.25, objective="multilabel", class_names=["a", "b", "c"]
     )
     first = fh.run(federation, "mlp(hidden=[4])", rounds=1, out=tmp_path / "r")
     more = fh.run(federation, "mlp(hidden=[4])", rounds=2, out=tmp_path / "r", resume=True)

@@ -29,7 +29,7 @@ def write_run(
 ) -> None:
     folder = RunFolder.create(path, recipe)
     y = np.arange(30) % 3
-    folder.save_split(Federation.from_arrays(np.zeros((30, 2)), y, "dirichlet(0.5)", 4, names=names))
+    folder.save_split(Federation.from_arrays(np.zeros((30, 2)), y, "dirichlet(0.5)", 4, class_names=names))
     with folder.locked():
         for i, accuracy in enumerate(accuracies):
             row = {"accuracy": accuracy, "per_class": [accuracy, None, 10.0], "personal": None, "clients": None}

@@ -34,7 +34,7 @@ def make_run(
     rng = np.random.default_rng([recipe.seed, int(best * 10), len(recipe.method)])
     y = np.arange(samples) % classes
     federation = Federation.from_arrays(
-        np.zeros((samples, 2)), y, recipe.partition, recipe.clients, seed=recipe.seed, names=names
+        np.zeros((samples, 2)), y, recipe.partition, recipe.clients, seed=recipe.seed, class_names=names
     )
     folder = RunFolder.create(path, recipe)
     folder.save_split(federation)

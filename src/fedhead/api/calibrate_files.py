@@ -176,7 +176,7 @@ def load_model_and_data(
     require(site.exists(), f"{site} is not there: give an .npz file with x and y, or a folder of images")
     run = load_result(checkpoint, device="cpu").trained if checkpoint.is_dir() else None
     known = None if run is None else run.clients.federation
-    federation = _site(site, None if known is None else known.names)
+    federation = _site(site, None if known is None else known.class_names)
     transform = federation.transform if known is None else known.transform
     if normalize is not None:
         transform = Transform.named(normalize=normalize)
@@ -204,7 +204,9 @@ def _site(path: Path, names: Sequence[str] | None) -> Federation:
         return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=stored_layout(data.x))
     content = sample_file.read_path(path)
     require("site" not in content.arrays, f"{path} holds the folders of several clients: give the folder of one")
-    return Federation.from_arrays(content.x, content.y, clients=1, names=content.class_names, layout=content.layout)
+    return Federation.from_arrays(
+        content.x, content.y, clients=1, class_names=content.class_names, layout=content.layout
+    )
 
 
 def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> SplitModel:

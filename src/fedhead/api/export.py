@@ -100,7 +100,10 @@ def _kind_of_scores(state: StateAfter) -> str:
 
 def _names(federation: Federation, normalize: bool) -> dict[str, str]:
     """Return the names of the classes and of a table's columns, as JSON texts."""
-    names = {"classes": federation.names, "columns": None if federation.columns is None else federation.columns.names}
+    names = {
+        "classes": federation.class_names,
+        "columns": None if federation.columns is None else federation.columns.names,
+    }
     if not normalize and federation.missing:
         names["columns"] = None  # the indicators follow
     return {key: json.dumps(list(values), ensure_ascii=False) for key, values in names.items() if values is not None}

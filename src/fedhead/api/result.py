@@ -84,7 +84,7 @@ class Result(RecordedResult):
             finished.rows,
             {**final_metrics(str(path or ""), recipe, finished), "stages": finished.stage_rows},
             counts=federation.counts(),
-            class_names=None if federation.names is None else tuple(federation.names),
+            class_names=None if federation.class_names is None else tuple(federation.class_names),
             client_names=None if federation.client_names is None else tuple(federation.client_names),
             split=federation.fingerprint(),
             environment={
@@ -271,7 +271,7 @@ class Result(RecordedResult):
         federation = trained.clients.federation
         if federation.has_classes:
             read = labels.read(y, "y")
-            true = Classes.known(read, federation.names, federation.classes).encode(read, "y")
+            true = Classes.known(read, federation.class_names, federation.classes).encode(read, "y")
         else:
             true = targets.read(y, federation.objective)
             targets.columns([true], None, federation.classes, ["y"])

@@ -38,14 +38,20 @@ def partition(
     from fedhead.recipes import recipe_data
     from fedhead.recipes.recipe import Recipe
 
-    federation = recipe_data.federation(Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data_dir)
+    federation = recipe_data.federation(
+        Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data_dir
+    )
     counts = federation.counts()
     if plot is not None:
         from fedhead.report.figures import plots
 
-        plots.save(plots.bubbles(counts, federation.names, f"{dataset}, {partition}, seed {seed}"), plot)
+        plots.save(plots.bubbles(counts, federation.class_names, f"{dataset}, {partition}, seed {seed}"), plot)
     if as_json:
-        print(json.dumps({"counts": counts.tolist(), "names": federation.names and list(federation.names)}))
+        print(
+            json.dumps(
+                {"counts": counts.tolist(), "class_names": federation.class_names and list(federation.class_names)}
+            )
+        )
         return
     print_table(_table(counts))
     if plot is not None:

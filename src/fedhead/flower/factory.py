@@ -163,7 +163,7 @@ def run_spec(
         entry = None if recipe_data.is_path(dataset) else datasets.get(dataset, recipe.folders)
         if entry is None or isinstance(entry.shape, dict) or recipe.normalize == "standard":
             whole = recipe_data.federation(recipe, file.data)
-            x, classes, names, transform = whole.train.x, whole.classes, whole.names, whole.transform
+            x, classes, names, transform = whole.train.x, whole.classes, whole.class_names, whole.transform
         else:
             x, classes, names = torch.zeros(1, *entry.shape), entry.classes, entry.names
             transform = entry.transform.replace(recipe.augment, recipe.normalize, resize=recipe.resize)

@@ -27,7 +27,7 @@ def describe(federation: Federation) -> dict[str, Any]:
         "dtype": None if isinstance(x, dict) else str(x.dtype).removeprefix("torch."),
         "classes": federation.classes,
         "objective": federation.objective,
-        "names": None if federation.names is None else list(federation.names),
+        "class_names": None if federation.class_names is None else list(federation.class_names),
         **({"missing": {name: asdict(gap) for name, gap in federation.missing.items()}} if federation.missing else {}),
         **({} if federation.columns is None else {"columns": federation.columns.to_json()}),
     }
@@ -50,7 +50,7 @@ def blank(record: Mapping[str, Any], clients: int) -> Federation:
         nothing,
         classes,
         transform=transform_of(record),
-        names=record["names"],
+        class_names=record["class_names"],
         objective=objective,
         missing=missing,
         columns=TableColumns.from_json(record.get("columns")),

@@ -147,7 +147,7 @@ def read_run(folder: RunFolder) -> Run:
     split, environment = folder.split(), folder.environment()
     about_data: tuple[Any, ...] = () if split is None else split[:4]
     if split is None and "sites" in environment:  # the server of real sites does not know their split
-        names = environment.get("inputs", {}).get("names")
+        names = environment.get("inputs", {}).get("class_names")
         sites = tuple(environment["sites"])
         pair = digest_text(" ".join([str(folder.recipe.dataset), *sites]), 8)  # runs of the same sites are compared
         about_data = (None, None if names is None else tuple(names), sites, pair)

@@ -33,7 +33,7 @@ class ArrayOptions:
 
     transform: AnyTransform | None = None
     classes: int | None = None
-    names: Sequence[str] | None = None
+    class_names: Sequence[str] | None = None
     public: Pair | None = None
     title: str = "your data"
     layout: LayoutLike = None
@@ -46,7 +46,7 @@ class ArrayOptions:
     def convert(self, parts: Mapping[str, Pair], test: Pair | Mapping[str, Pair] | None) -> Converted:
         """Convert the training and test data; see `fedhead.data.inputs.conversion.convert`."""
         missing = preprocessing.allows_missing(self.missing)
-        return convert(parts, test, self.public, self.names, self.classes, self.layout, missing, self.objective)
+        return convert(parts, test, self.public, self.class_names, self.classes, self.layout, missing, self.objective)
 
     def build(
         self,
@@ -77,7 +77,7 @@ class ArrayOptions:
             converted.classes.count,
             transform=default_transform(train.x) if self.transform is None else self.transform,
             public=converted.public,
-            names=converted.classes.names,
+            class_names=converted.classes.names,
             title=self.title,
             objective=self.objective,
             **parts,

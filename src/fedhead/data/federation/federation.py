@@ -53,7 +53,7 @@ class Federation(FederationData):
         validation: Validation samples of each client, as indices into `train` that are not among `indices`.
         transform: Maps stored samples to model inputs.
         public: Public samples that the server and all clients have (KT-pFL).
-        names: Names of the classes.
+        class_names: Names of the classes.
         client_names: Names of the clients.
         title: Name of the data in records.
         partition: Name of the partition in records.
@@ -83,7 +83,7 @@ class Federation(FederationData):
         client_test: str | float | ClientTest | None = None,
         transform: AnyTransform | None = None,
         classes: int | None = None,
-        names: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
         public: Pair | None = None,
         title: str = "your data",
         *,
@@ -114,7 +114,7 @@ class Federation(FederationData):
                 from the test set with the client's class distribution.
             transform: Maps stored samples to model inputs; by default images are scaled to -1 … 1.
             classes: Number of classes, if y holds class indices and some may be absent; None: inferred from the data.
-            names: Names of the classes, in order.
+            class_names: Names of the classes, in order.
             public: Public samples (x, y) that the server and all clients have.
             title: Name of the data in records.
             layout: Meaning of x: "nhw", "nhwc" or "nchw" images (N samples, Height, Width, Channels), "features", which
@@ -141,7 +141,7 @@ class Federation(FederationData):
             BadInput: If the data is inconsistent, ambiguous, or can't be partitioned.
         """
         options = ArrayOptions(
-            transform, classes, names, public, title, layout, missing, augment, normalize, resize, objective
+            transform, classes, class_names, public, title, layout, missing, augment, normalize, resize, objective
         )
         pair, share = builders.pair_or_share(test)
         converted = options.convert({"training": (x, y)}, pair)
@@ -224,7 +224,7 @@ class Federation(FederationData):
         missing = preprocessing.allows_missing(settings.get("missing", "refuse"))
         reader = Reader([train], inputs, label, encode, categories, missing, column, mark)
         part = reader.read(train, "the data")
-        given: dict[str, Any] = {"names": part.names, "layout": builders.merge_layouts(layout, part.layout)}
+        given: dict[str, Any] = {"class_names": part.names, "layout": builders.merge_layouts(layout, part.layout)}
         if part.groups is not None:
             given |= {"groups": part.groups, "group_names": part.group_names}
         if mark is not None:
@@ -272,8 +272,8 @@ class Federation(FederationData):
             schema: Schema of tables, or its YAML file: it names the label, the inputs and their categories. A client's
                 data is then a data frame, the path of a CSV or Parquet file, or a list of paths.
             leave_out: Columns of these tables that are not used.
-            **settings: Further arguments of `from_arrays`: transform, classes, names, public, title, layout, missing,
-                augment, normalize, resize and objective.
+            **settings: Further arguments of `from_arrays`: transform, classes, class_names, public, title, layout,
+                missing, augment, normalize, resize and objective.
 
         Returns:
             The federation.
@@ -296,24 +296,26 @@ class Federation(FederationData):
             split = {f"client {name}": read(source) for name, source in named.items()}
             reader = Reader([], label=schema.label, missing=missing)
             reader.table = schema.encoding([schema.found(train) for train, _ in split.values()], missing)
-            options = replace(options, names=options.names or schema.classes)
+            options = replace(options, class_names=options.class_names or schema.classes)
         else:
             require(not leave_out, "leave_out: it is for tables with a schema; select columns with inputs")
-            split = {f"client {name}": library_datasets.split(own, f"client {name}") for name, own in named.items()}
+            split = {f"client {name}": library_datasets.split(data, f"client {name}") for name, data in named.items()}
             reader = Reader([train for train, _ in split.values()], inputs, label, encode, categories, missing)
-        parts = {what: reader.read(train, what) for what, (train, _) in split.items()}
-        tests = {what: reader.read(held, f"{what}, test") for what, (_, held) in split.items() if held is not None}
+        parts = {name: reader.read(train, name) for name, (train, _) in split.items()}
+        tests = {name: reader.read(part, f"{name}, test") for name, (_, part) in split.items() if part is not None}
         if tests and (test is not None or client_test is not None):
             raise BadInput("test and client_test: these clients have their own test sets, leave both out")
         pair, share = builders.pair_or_share(test)
         known = next((part.layout for part in parts.values() if part.layout is not None), None)
         class_names = next((part.names for part in parts.values() if part.names is not None), None)
         options = replace(
-            options, names=options.names or class_names, layout=builders.merge_layouts(options.layout, known)
+            options,
+            class_names=options.class_names or class_names,
+            layout=builders.merge_layouts(options.layout, known),
         )
         converted = options.convert(
-            {what: (part.x, part.y) for what, part in parts.items()},
-            {f"{what}, test": (part.x, part.y) for what, part in tests.items() if len(part.y)} or pair,
+            {name: (part.x, part.y) for name, part in parts.items()},
+            {f"{name}, test": (part.x, part.y) for name, part in tests.items() if len(part.y)} or pair,
         )
         train, indices = (
             concatenate(converted.parts),
@@ -323,7 +325,7 @@ class Federation(FederationData):
         if isinstance(clients, Mapping):
             fields["client_names"] = tuple(named)
         if tests:
-            own_test = builders.consecutive_indices([len(tests[what].y) if what in tests else 0 for what in parts])
+            own_test = builders.consecutive_indices([len(tests[name].y) if name in tests else 0 for name in parts])
             fields |= {"client_test": own_test, "client_test_from": "test"}
         return options.build(cls, converted, train, indices, share, client_test, seed, **fields)
 
@@ -437,7 +439,11 @@ class Federation(FederationData):
             require(groups is not None, f"partition {rule}: no array {rule.column!r} names each sample's client")
             settings |= {"groups": groups, "group_names": group_names}
         chosen = contents.mask(test) if isinstance(test, str) else contents.test if test is None else test
-        given: dict[str, Any] = {"names": contents.class_names, "title": contents.title, "classes": contents.classes}
+        given: dict[str, Any] = {
+            "class_names": contents.class_names,
+            "title": contents.title,
+            "classes": contents.classes,
+        }
         given |= {"objective": contents.objective, "layout": layout or contents.layout, "transform": contents.transform}
         normalize = settings.pop("normalize")  # after the columns are known
         fed = cls.from_arrays(contents.x, contents.y, rule, clients, chosen, seed, **{**given, **settings})
@@ -506,5 +512,10 @@ class Federation(FederationData):
         entries |= partition_file.pack(self.indices, "indices", "ends")
         if self.client_test is not None:
             entries |= partition_file.pack(self.client_test, "local", "local_ends")
-        entries |= {"class_names": self.names, "client_names": self.client_names, "counts": self.counts(), **arrays}
+        entries |= {
+            "class_names": self.class_names,
+            "client_names": self.client_names,
+            "counts": self.counts(),
+            **arrays,
+        }
         partition_file.write(Path(path), entries)

@@ -41,7 +41,7 @@ class FederationData:
     validation: list[Indices] | None = None
     transform: AnyTransform = field(default_factory=Transform)
     public: Samples | None = None
-    names: Sequence[str] | None = None
+    class_names: Sequence[str] | None = None
     client_names: Sequence[str] | None = None
     title: str = "your data"
     partition: str = "natural"
@@ -63,23 +63,23 @@ class FederationData:
     def __post_init__(self) -> None:
         targets.objective_of(self.objective)
         require(self.indices, "a federation needs at least one client")
-        for what, given, count in (
-            ("names", self.names, self.classes),
+        for key, given, count in (
+            ("class_names", self.class_names, self.classes),
             ("client_names", self.client_names, len(self.indices)),
         ):
             if given is not None:
-                object.__setattr__(self, what, tuple(str(name) for name in given))
-                require(len(given) == count, f"{what}: {len(given)} names were given, {count} are needed")
-        for what, samples in (("training", self.train), ("test", self.test), ("public", self.public)):
+                object.__setattr__(self, key, tuple(str(name) for name in given))
+                require(len(given) == count, f"{key}: {len(given)} names were given, {count} are needed")
+        for part, samples in (("training", self.train), ("test", self.test), ("public", self.public)):
             if samples is None:
                 continue
             require(
                 _sample_type(samples) == _sample_type(self.train),
-                f"{what} samples of shape {describe(samples.x)} do not match training samples of "
+                f"{part} samples of shape {describe(samples.x)} do not match training samples of "
                 f"{describe(self.train.x)}: a model can't take both",
             )
-            if what != "public" and len(samples.y):
-                targets.check_targets(samples.y, self.classes, self.objective, f"{what} data")
+            if part != "public" and len(samples.y):
+                targets.check_targets(samples.y, self.classes, self.objective, f"{part} data")
         check_kind(self.transform, shape_of(self.train.x))
 
     # -- properties -------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ def save(path: Path, federation: FederationData) -> None:
     owned = [] if federation.client_test is None or federation.client_test_from == "test" else federation.client_test
     site = np.full(len(federation.train.y), -1, np.int64)
     for indices in (federation.indices, owned, federation.validation or []):
-        for k, own in enumerate(indices):
-            site[own] = k
+        for k, samples in enumerate(indices):
+            site[samples] = k
     assigned = federation.take(np.flatnonzero(site >= 0))
     names = federation.client_names or [str(k) for k in range(len(federation))]
     entries: dict[str, Any] = {
@@ -44,7 +44,7 @@ def save(path: Path, federation: FederationData) -> None:
         "title": federation.title,
         "partition": federation.partition,
         "objective": None if federation.objective == "multiclass" else federation.objective,
-        "class_names": federation.names,
+        "class_names": federation.class_names,
     }
     for name, data in (("test", federation.test), ("public", federation.public)):
         if data is not None:
@@ -63,7 +63,7 @@ def _arrays(key: str, x: Inputs) -> dict[str, Any]:
 
 
 def _entries(key: str, value: Any) -> dict[str, Any]:
-    return {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
+    return {f"{key}.{name}": entry for name, entry in value.items()} if isinstance(value, dict) else {key: value}
 
 
 def _preparation(federation: FederationData) -> str:
@@ -102,7 +102,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             "client_test_from": own_test,
             "validation": validation,
             "transform": transform_of(preparation["inputs"]),
-            "names": contents.class_names,
+            "class_names": contents.class_names,
             "client_names": names_of(arrays, "site_names"),
             "title": str(arrays["title"]),
             "partition": str(arrays["partition"]),

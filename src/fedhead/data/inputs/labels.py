@@ -107,12 +107,12 @@ class Classes:
         logger.warning("labels %s become classes 0 … %d, with these names", _few(names), len(names) - 1)
         return cls(len(values), names, values)
 
-    def encode(self, y: NDArray[Any], what: str) -> Tensor:
+    def encode(self, y: NDArray[Any], name: str) -> Tensor:
         """Return class indices, int64 [N].
 
         Args:
             y: Labels, from `read`.
-            what: Name of the labels in error messages.
+            name: Name of the labels in error messages.
 
         Raises:
             BadInput: If a label is not a known class.
@@ -122,57 +122,57 @@ class Classes:
             return torch.zeros(0, dtype=torch.int64)
         if words != known_words:
             kinds = ("words", "numbers") if words else ("numbers", "words")
-            raise BadInput(f"{what} holds {kinds[0]}, the training labels are {kinds[1]}: give the same labels")
+            raise BadInput(f"{name} holds {kinds[0]}, the training labels are {kinds[1]}: give the same labels")
         if self.values is None:
-            check_range(y, self.count, what)
+            check_range(y, self.count, name)
             return torch.from_numpy(y.astype(np.int64))
         order = np.argsort(self.values)
         place = np.searchsorted(self.values, y, sorter=order).clip(max=self.count - 1)
         index = order[place]
         if (strange := self.values[index] != y).any():
             raise BadInput(
-                f"{what} holds the class {y[strange][0].item()!r}, which is not among {_few(self.names or ())}: "
-                "give names=[…] with all classes, or correct it"
+                f"{name} holds the class {y[strange][0].item()!r}, which is not among {_few(self.names or ())}: "
+                "give class_names=[…] with all classes, or correct it"
             )
         return torch.from_numpy(index.astype(np.int64))
 
 
-def check_range(y: Any, classes: int, what: str) -> None:
+def check_range(y: Any, classes: int, name: str) -> None:
     """Raise `BadInput` if a class index is outside 0 … classes-1.
 
     Args:
         y: Class indices, an array or tensor of at least one.
         classes: Number of classes.
-        what: Name of the labels in error messages.
+        name: Name of the labels in error messages.
     """
     low, high = int(y.min()), int(y.max())
     wrong = low if low < 0 else high
-    require(0 <= wrong < classes, f"{what}: label {wrong} is outside the {classes} classes 0 … {classes - 1}")
+    require(0 <= wrong < classes, f"{name}: label {wrong} is outside the {classes} classes 0 … {classes - 1}")
 
 
-def read(y: Any, what: str = "y") -> NDArray[Any]:
+def read(y: Any, name: str = "y") -> NDArray[Any]:
     """Convert labels to a vector of int64 or of words.
 
     Args:
         y: One label per sample: integers, whole floats, booleans or words.
-        what: Name of the labels in error messages.
+        name: Name of the labels in error messages.
 
     Raises:
         BadInput: If a label is missing, not whole or too large, or the number of labels is wrong.
     """
-    array = to_array(y, what, "labels")
+    array = to_array(y, name, "labels")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     require(
         array.ndim == 1,
-        f"{what} has shape {array.shape}: give one class per sample (argmax of one-hot labels), or "
+        f"{name} has shape {array.shape}: give one class per sample (argmax of one-hot labels), or "
         "state objective=multilabel or objective=regression",
     )
     if array.dtype.kind in "OS":
-        array = _objects(array.astype(object), what)
+        array = _objects(array.astype(object), name)
     if array.dtype.kind in "fu":
-        return _whole(array, what)
-    require(array.dtype.kind in "biU", f"{what} holds {array.dtype}: give class indices or names")
+        return _whole(array, name)
+    require(array.dtype.kind in "biU", f"{name} holds {array.dtype}: give class indices or names")
     return array if array.dtype.kind == "U" else array.astype(np.int64)
 
 
@@ -181,11 +181,11 @@ def union(ys: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return np.unique(np.concatenate([np.unique(y) for y in ys]))
 
 
-def _objects(array: NDArray[Any], what: str) -> NDArray[Any]:
+def _objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Convert Python objects to integers, floats or words."""
     import pandas as pd
 
-    _refuse_missing(np.asarray(pd.isna(array)), what)
+    _refuse_missing(np.asarray(pd.isna(array)), name)
     if not all(isinstance(value, int | float | np.number | np.bool_) for value in array):
         # escape bytes that are not UTF-8, so that different labels stay different
         return np.array(
@@ -196,9 +196,9 @@ def _objects(array: NDArray[Any], what: str) -> NDArray[Any]:
     return np.array([value if within else math.inf for value in array], np.int64 if whole and within else np.float64)
 
 
-def _whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
+def _whole(array: NDArray[Any], name: str) -> NDArray[np.int64]:
     """Convert floats and unsigned integers to integers."""
-    _refuse_missing(np.isnan(array), what)
+    _refuse_missing(np.isnan(array), name)
     large = ~(np.abs(array) <= (_LARGEST if array.dtype.kind == "f" else np.iinfo(np.int64).max))
     for wrong, problem, fix in (
         (array != np.rint(array), "labels must be whole", ", or state objective=regression"),
@@ -207,13 +207,13 @@ def _whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
         if wrong.any():
             label = array[wrong][0]
             shown = f"{label:g}" if array.dtype.kind == "f" else str(label)
-            raise BadInput(f"{what} holds the label {shown}, {problem}: give class indices 0, 1, 2 …{fix}")
+            raise BadInput(f"{name} holds the label {shown}, {problem}: give class indices 0, 1, 2 …{fix}")
     return array.astype(np.int64)
 
 
-def _refuse_missing(missing: NDArray[np.bool_], what: str) -> None:
+def _refuse_missing(missing: NDArray[np.bool_], name: str) -> None:
     row = int(missing.argmax()) if len(missing) else 0
-    require(not missing.any(), f"{what} has no label for sample {row} (NaN or None): leave samples without a label out")
+    require(not missing.any(), f"{name} has no label for sample {row} (NaN or None): leave samples without a label out")
 
 
 def _few(names: Sequence[Any] | NDArray[Any], most: int = 8) -> str:

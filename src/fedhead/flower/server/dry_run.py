@@ -61,7 +61,7 @@ class DryRun:
             spec.classes,
             transform=spec.transform(),
             public=public,
-            names=spec.names,
+            class_names=spec.names,
             objective=spec.objective,
             missing=spec.missing,
             columns=spec.columns,

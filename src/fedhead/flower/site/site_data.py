@@ -74,7 +74,7 @@ def federation(
         _alone(np.arange(len(train.y), dtype=np.int64), number, len(spec.sites)),
         spec.classes,
         transform=spec.transform(),
-        names=spec.names,
+        class_names=spec.names,
         title=str(data),
         public=shared,
         objective=spec.objective,

@@ -78,7 +78,7 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
     for number, each in models.items():
         values = norms.client_norms(each)
         # The clients train the final model once more, as in an additional round.
-        extra = {"trained": f"once more, after the run's {run.round} rounds"} if number == after_last else {}
+        extra = {"trained": f"in an extra round after the run's {run.round} rounds"} if number == after_last else {}
         maps[f"norms, {'after the last round' if extra else f'round {number}'}"] = values.numpy()
         numbers["rounds"][str(number)] = {
             **extra,
@@ -165,7 +165,7 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
         "accuracy_before": 100 * float((before == y).double().mean()),
         "accuracy_after": 100 * float((after == y).double().mean()),
     }
-    names = simulation.clients.federation.names or [str(c) for c in range(simulation.task.classes)]
+    names = simulation.clients.federation.class_names or [str(c) for c in range(simulation.task.classes)]
     return AnalysisReport(numbers, {"": plots.embeddings(place.numpy(), colors, names, options.width)})
 
 
@@ -184,7 +184,7 @@ def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     y = simulation.clients.pool.y.cpu()[rows]
     counts = y.bincount()
     chosen = [int(c) for c in counts.argsort(descending=True, stable=True)[:3] if counts[c] > 0]
-    w, names = client_models.global_weights(simulation), simulation.clients.federation.names
+    w, names = client_models.global_weights(simulation), simulation.clients.federation.class_names
     shown: dict[str, dict[str, Any]] = {}
     numbers: dict[str, Any] = {"client": client, "classes": chosen, "features_in_the_mean": {}, "error": {}}
     for c in chosen:
