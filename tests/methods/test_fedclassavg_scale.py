@@ -29,7 +29,7 @@ def task_with(hidden: int) -> Clients:
 
 
 @pytest.mark.parametrize("hidden", [16, 4096])
-def test_a_thousand_classifiers_are_averaged_in_a_tenth_of_a_second(hidden: int) -> None:
+def test_a_thousand_classifiers_are_averaged_in_a_tenth_of_a_second_of_cpu_time(hidden: int) -> None:
     clients, method = task_with(hidden), FedClassAvg()
     w = weights(clients.task.model)
     server = method.init_server(w, clients.task)
@@ -40,11 +40,11 @@ def test_a_thousand_classifiers_are_averaged_in_a_tenth_of_a_second(hidden: int)
     samples = {k: 1.0 + k % 3 for k in range(CLIENTS)}
     took = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = time.process_time()  # the machine may be busy with other things
         replies = Replies(list(sent), list(samples.values()), list(sent.values()))
         new = aggregate(method, server, replies, clients.task)
         down = make_downlink(method, new, range(CLIENTS), lambda _: clients.task)
-        took.append(time.perf_counter() - begin)
+        took.append(time.process_time() - begin)
     assert min(took) < 0.1, took
     assert new.nbytes == classifier
     assert down.nbytes() == CLIENTS * classifier
