@@ -35,8 +35,8 @@ def env(project: Project) -> dict[str, str]:
     return processes.environment(project.private, **{MARK: str(project.private)})
 
 
-def eventually(true: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
+def eventually(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60.0
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -51,7 +51,7 @@ def test_a_child_ends_with_its_parent(how: signal.Signals, project: Project) -> 
     with subprocess.Popen([sys.executable, "-c", program], env=env(project), cwd=project.path) as parent:
         eventually(lambda: len(marked(project.private)) == 2)
         parent.send_signal(how)
-    eventually(lambda: not marked(project.private), 5.0)
+    eventually(lambda: not marked(project.private))
 
 
 def test_children_are_stopped_and_those_that_do_not_listen_killed(project: Project) -> None:
@@ -59,8 +59,8 @@ def test_children_are_stopped_and_those_that_do_not_listen_killed(project: Proje
     stubborn = processes.start(["bash", "-c", script], project.private / "log", env(project), project.path)
     eventually(lambda: len(marked(project.private)) >= 2)
     processes.stop([stubborn], seconds=0.5)
-    assert stubborn.returncode == -signal.SIGKILL
-    eventually(lambda: not marked(project.private), 5.0)
+    assert stubborn.wait(60) == -signal.SIGKILL
+    eventually(lambda: not marked(project.private))
 
 
 def test_a_child_is_stopped_after_a_signal_interrupted_a_poll_of_it(project: Project) -> None:
@@ -69,7 +69,7 @@ def test_a_child_is_stopped_after_a_signal_interrupted_a_poll_of_it(project: Pro
     child._waitpid_lock.acquire()  # type: ignore[attr-defined]
     processes.stop([child], seconds=0.2)
     child._waitpid_lock.release()  # type: ignore[attr-defined]
-    assert child.wait(5) == -signal.SIGTERM
+    assert child.wait(60) in (-signal.SIGTERM, -signal.SIGKILL)  # killed if it ended late
 
 
 def test_one_process_at_a_time_runs_a_deployment(project: Project) -> None:

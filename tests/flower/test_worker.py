@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -45,18 +44,25 @@ def asked(hello: tuple[str, RecordDict]) -> Response:
 
 @pytest.mark.deploy
 @pytest.mark.timeout(300)
-def test_a_worker_answers_many_requests_and_is_replaced_when_killed(hello: tuple[str, RecordDict]) -> None:
-    seconds = []
+def test_a_worker_answers_many_requests_and_is_replaced_when_killed(
+    hello: tuple[str, RecordDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = set()
     for _ in range(3):
-        begin = time.monotonic()
         assert (asked(hello).problem, asked(hello).site) == (None, "north")
-        seconds.append(time.monotonic() - begin)
-    assert max(seconds[1:]) < seconds[0]  # torch and the data were loaded once
+        processes.add(worker_client._workers[0].process.pid)
+    assert len(processes) == 1  # torch was loaded once
     Path(hello[0]).write_text("name: north\ndata: absent.npz\n")  # the next request meets the new file
     assert asked(hello).problem == "data"
     (first,) = worker_client._workers
     first.process.send_signal(signal.SIGSTOP)
-    threading.Timer(0.5, first.process.kill).start()
+    send = first.connection.send
+
+    def send_and_kill(content: RecordDict) -> None:
+        send(content)
+        first.process.kill()
+
+    monkeypatch.setattr(first.connection, "send", send_and_kill)
     with pytest.raises(RuntimeError, match="ended before it had a response"):
         asked(hello)
     assert asked(hello).problem == "data"
@@ -109,7 +115,7 @@ def test_the_node_s_loop_answers_only_when_it_has_a_message(monkeypatch: pytest.
 
 def test_flower_asks_soon_for_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = inflatable_utils.pull_objects.__kwdefaults__
-    monkeypatch.setitem(defaults, "initial_backoff", 1)
+    monkeypatch.setitem(defaults, "initial_backoff", 100)
     backoff.shorten_object_waits()
     tries, begin = [], time.monotonic()
 
@@ -120,7 +126,7 @@ def test_flower_asks_soon_for_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch
         return b"here"
 
     assert inflatable_utils.pull_objects(["a"], pull) == {"a": b"here"}
-    assert time.monotonic() - begin < 0.8
+    assert time.monotonic() - begin < 10
 
 
 def test_an_untested_flower_starts_its_own_node(
