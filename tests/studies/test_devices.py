@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from commands import listen
 
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
@@ -226,12 +227,14 @@ def test_ctrl_c_is_answered_once_and_ends_all_processes(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=listen,
         start_new_session=True,  # so that only these get the signal, as from a terminal of theirs
     )
     try:
         deadline = time.monotonic() + 120
         while len(list(tmp_path.rglob("metrics.jsonl"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
+        assert len(list(tmp_path.rglob("metrics.jsonl"))) == 2
         os.killpg(process.pid, signal.SIGINT)
         said = process.communicate(timeout=60)[1]  # to the end of the last process that may write
     finally:
