@@ -132,9 +132,9 @@ def test_other_classes_draw_no_other_rows(tmp_path: Path, capsys: pytest.Capture
     mistaken = replace(server.new_run(), classes=2)
     assert server.ask(mistaken, kind="hello")[0].problem == "data"  # its classes are not kept
     assert server.ask(server.spec)[0].problem is None
-    assert server.ask(replace(server.new_run(), names=["0", "1", "2"]))[0].problem is None
+    assert server.ask(replace(server.new_run(), class_names=["0", "1", "2"]))[0].problem is None
     for other in (
-        replace(server.new_run(), names=["1", "2", "0"]),
+        replace(server.new_run(), class_names=["1", "2", "0"]),
         replace(server.new_run(rounds=1, stages=[], objective="regression"), classes=1),
     ):
         assert server.ask(other, "train")[0].problem == "policy"

@@ -177,7 +177,7 @@ def run_spec(
         transform = Transform.named(recipe.augment or "none", "half") if images else Transform()
         transform = transform.replace(normalize=recipe.normalize, resize=recipe.resize)
     named = None if names is None else list(names)
-    return RunSpec(**run, classes=classes, names=named, **spec_inputs(x, transform))
+    return RunSpec(**run, classes=classes, class_names=named, **spec_inputs(x, transform))
 
 
 def server_data(file: ServerFile, recipe: Recipe) -> Federation | None:

@@ -61,7 +61,7 @@ class DryRun:
             spec.classes,
             transform=spec.transform(),
             public=public,
-            class_names=spec.names,
+            class_names=spec.class_names,
             objective=spec.objective,
             missing=spec.missing,
             columns=spec.columns,

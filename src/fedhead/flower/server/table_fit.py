@@ -43,7 +43,7 @@ class TableFit(SiteConnections):
         return entries(
             {
                 "classes": len(fitted.classes) if has_classes else 1,
-                "names": list(fitted.classes) if has_classes else None,
+                "class_names": list(fitted.classes) if has_classes else None,
                 "shape": [fitted.features],
                 "columns": fitted.columns.to_json(),
                 "missing": {} if fitted.missing is None else {"": asdict(fitted.missing)},
@@ -62,5 +62,5 @@ class TableFit(SiteConnections):
 def entries(inputs: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fitted entries of a specification from a record of its inputs, as in a run folder."""
     fitted = {"columns": inputs["columns"], "missing": inputs.get("missing", {}).get("")}
-    names = ("classes", "names", "shape", "mean", "std")
+    names = ("classes", "class_names", "shape", "mean", "std")
     return {**{name: inputs[name] for name in names}, "table": {**table, **fitted}}

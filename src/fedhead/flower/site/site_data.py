@@ -74,7 +74,7 @@ def federation(
         _alone(np.arange(len(train.y), dtype=np.int64), number, len(spec.sites)),
         spec.classes,
         transform=spec.transform(),
-        class_names=spec.names,
+        class_names=spec.class_names,
         title=str(data),
         public=shared,
         objective=spec.objective,
@@ -185,7 +185,7 @@ def load(
     if path.suffix == ".npz":
         contents = sample_file.read_path(path, size, spec.recipe.get("encode"))
         x, test, layout = contents.x, contents.test, contents.layout
-        y = contents.labels(named=spec.names is not None and targets.objective_of(spec.objective).has_classes)
+        y = contents.labels(named=spec.class_names is not None and targets.objective_of(spec.objective).has_classes)
     elif ":" in source and not path.exists():
         x, y, test = _function(source, base)
     else:
@@ -232,7 +232,7 @@ def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: Any) -> Samples:
     x, layout = prepare_like(x, spec.blank(), stated or spec.recipe.get("layout"), "x")
     if not has_classes and read.shape[1] != spec.classes:
         raise BadInput(f"data {source!r}: y has {read.shape[1]} columns, the run is for {spec.classes}")
-    known = Classes.known(read, spec.names, spec.classes) if has_classes else Classes(spec.classes)
+    known = Classes.known(read, spec.class_names, spec.classes) if has_classes else Classes(spec.classes)
     return _checked(samples(x, read, known, layout, ""), spec, source)
 
 
@@ -247,7 +247,7 @@ def _checked(samples: Samples, spec: RunSpec, source: str) -> Samples:
 
 def _images(path: Path, spec: RunSpec, size: int | None) -> Samples:
     """Read image files from class folders, or from the columns `path` and `label` of a CSV."""
-    names = list(spec.names or map(str, range(spec.classes)))
+    names = list(spec.class_names or map(str, range(spec.classes)))
     if path.is_dir():
         files = [(file, folder.name) for folder in image_folders.subfolders(path) for file in pictures(folder)]
         files.sort(key=lambda entry: names.index(entry[1]) if entry[1] in names else -1)

@@ -26,7 +26,7 @@ def first_draw(path: Path, spec: RunSpec, number: int) -> dict[str, Any]:
     Its classes and its objective are returned as well: the draw depends on them, so later runs must have the same.
     """
     unfitted = spec.schema is not None and spec.columns is None  # the classes of a table may not be known yet
-    names = None if unfitted else list(spec.names or map(str, range(spec.classes)))
+    names = None if unfitted else list(spec.class_names or map(str, range(spec.classes)))
     run = {"seed": int(spec.recipe["seed"]), "number": number, "objective": spec.objective, "classes": names}
     first = _read_draw(path) if path.exists() else run
     for key in ("objective", "classes"):

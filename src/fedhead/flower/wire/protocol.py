@@ -65,7 +65,7 @@ class RunSpec:
     sites: list[str]  # names; the position is the client number, which determines the batches
     classes: Annotated[int, AtLeast(1)]
     shape: list[Annotated[int, AtLeast(1)]]  # shape of one sample
-    names: list[str] | None = None  # names of the classes
+    class_names: list[str] | None = None
     mean: list[float] = field(default_factory=list)
     std: list[Annotated[float, Above(0)]] = field(default_factory=list)
     augment: list[str] = field(default_factory=list)
