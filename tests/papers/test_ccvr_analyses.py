@@ -239,7 +239,7 @@ def test_every_analysis_from_the_command_line(run: Path, kind: str, capsys: pyte
     if kind == "norms":
         assert set(numbers["rounds"]) == {"1", "3"}
         assert np.shape(numbers["rounds"]["1"]["norms"]) == np.shape(numbers["counts"])
-        assert numbers["rounds"]["3"]["trained"] == "once more, after the run's 2 rounds"
+        assert numbers["rounds"]["3"]["trained"] == "in an extra round after the run's 2 rounds"
         assert "trained" not in numbers["rounds"]["1"]
     if kind == "embed":
         assert np.shape(numbers["place"]) == (40, 2)

@@ -161,7 +161,7 @@ def test_objects_stand_for_names_in_python() -> None:
     for wrong, words in (
         (dict, "dict is the class dict, no partition: name a subclass of fedhead.Partition or a function (y, clients"),
         (lambda y: [y], "lambda takes (y), a partition is called with (y, clients, rng, …)"),
-        (3, "int is int, no partition"),
+        (3, "partition is the number 3: name its rule as well, such as 'dirichlet(3)'"),
         (lambda y, clients, rng: 1 / 0, "partition lambda: the function raised ZeroDivisionError: division by zero"),
     ):
         with pytest.raises(BadInput, match=re.escape(words)):
@@ -221,14 +221,31 @@ def test_all_twelve_kinds_in_a_file_beside_the_recipe_from_another_folder(
     assert [line for line in CODE.splitlines() if "import" in line and "fedhead" in line] == ["import fedhead as fh"]
 
 
+WAITING = """
+import os
+import time
+import fedhead as fh
+
+class Waiting(fh.Executor):
+    'The plain loop, which can wait to be killed before the run ends.'
+
+    def train(self, job):
+        if "WAIT" in os.environ and job.round > 30:
+            time.sleep(1000)
+        return fh.Loop().train(job)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_killed_and_resumed(beside: Path, tmp_path: Path) -> None:
     recipe = load(beside / "mine.yaml", ["rounds=40"])
     execute(recipe, tmp_path / "whole", LOOP)
     run = tmp_path / "run"
+    (beside / "waiting.py").write_text(WAITING)
     command = [sys.executable, "-m", "fedhead", "run", str(beside / "mine.yaml"), "rounds=40", "--out", str(run)]
-    begun = subprocess.Popen([*command, "--quiet", "--executor", "loop"], stdout=subprocess.DEVNULL)
+    command += ["--quiet", "--executor", "waiting.py:Waiting"]
+    begun = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "WAIT": "1"})
     while begun.poll() is None and not (run / "checkpoint.safetensors").exists():
         time.sleep(0.01)
     begun.send_signal(signal.SIGKILL)
@@ -311,7 +328,7 @@ BROKEN = {
     "A = 4": ("dataset=own.py:A", "own.py:A is int, no data set"),
     "def A(y): ...": ("partition=own.py:A", "own.py:A takes (y), a partition is called with (y, clients, rng, …)"),
     "def A(y, k, rng): return [[0]] * k": ("partition=own.py:A", "row 0 went to 10 clients"),
-    "def A(y, k, rng): return []": ("partition=own.py:A", "it assigned rows to 0 clients, there are 10"),
+    "def A(y, k, rng): return []": ("partition=own.py:A", "it assigned indices to 0 clients, there are 10"),
     "def A(y, k, rng, x: float = 1): ...": ("partition=own.py:A(1, 2)", "2 values are too many, own.py:A takes x"),
     "def A(a, b): ...": (
         "metrics=[own.py:A]",
@@ -319,6 +336,7 @@ BROKEN = {
     ),
     "class A: ...": ("stages=[own.py:A]", "own.py:A is no stage: let A inherit from fedhead.Stage"),
     "B = 1": ("method=own.py:A", "unknown name in own.py 'A'"),
+    "import fedhead as fh\nclass B(fh.Method): ...": ("method=own.py:A", "unknown name in own.py 'A'. Known: B"),
 }
 
 

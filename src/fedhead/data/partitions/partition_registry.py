@@ -68,7 +68,7 @@ class PartitionEntry(NamedTuple):
     forms: tuple[Form, ...] = ()
 
 
-PARTITIONS = Registry[PartitionEntry]("partition", "fedhead.partitions", lambda found, name: _checked(found, name))
+PARTITIONS = Registry[PartitionEntry]("partition", "fedhead.partitions", lambda entry, name: _checked(entry, name))
 """The partitions by name."""
 partition = PARTITIONS.decorator
 """Register a partition under a name: a subclass of `Partition`, or a function `(y, clients, rng, …)`."""
@@ -91,18 +91,22 @@ def parse(rule: PartitionLike, folders: Iterable[str | Path] = ()) -> Partition:
     """
     if isinstance(rule, Partition):
         return rule
+    require(
+        not isinstance(rule, int | float),
+        f"partition is the number {rule}: name its rule as well, such as 'dirichlet({rule})'",
+    )
     call, entry = PARTITIONS.resolve_call(rule, folders)
     return entry.make(call)
 
 
-def _checked(found: Any, name: str) -> PartitionEntry:
-    if isinstance(found, PartitionEntry):
-        return found
-    if isinstance(found, type) and issubclass(found, Partition):
-        cls = check_class(found, name, Partition, needs=["assign"], defaults=False)
+def _checked(entry: Any, name: str) -> PartitionEntry:
+    if isinstance(entry, PartitionEntry):
+        return entry
+    if isinstance(entry, type) and issubclass(entry, Partition):
+        cls = check_class(entry, name, Partition, needs=["assign"], defaults=False)
         return _entry(cls)
     function = check_function(
-        found, name, "partition", CALLED_WITH, "one array of indices per client", open_ended=True, base=Partition
+        entry, name, "partition", CALLED_WITH, "one array of indices per client", open_ended=True, base=Partition
     )
     options = dict(list(parameters(function).items())[len(CALLED_WITH) :])
     needed = [word for word in required(function) if word in options]
