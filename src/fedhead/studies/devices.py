@@ -55,8 +55,7 @@ class DevicesEngine(LocalEngine):
             for worker in workers:
                 begin(worker)
             while busy:
-                # A signal that another thread receives, such as Ctrl-C, does not end a wait without a time-out.
-                for future in wait(busy, timeout=1, return_when=FIRST_COMPLETED).done:
+                for future in wait(busy, return_when=FIRST_COMPLETED).done:
                     worker, jobs = busy.pop(future)
                     failures = worker.failures(future, jobs)
                     for job in jobs:
