@@ -32,7 +32,7 @@ def timed(out: Path, caches: Path, options: argparse.Namespace) -> dict[str, Any
     seconds = time.perf_counter() - begin
     result = json.loads(done.stdout.splitlines()[-1])
     rounds = [json.loads(line)["seconds"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = {name: result[name] for name in ("accuracy", "stages", "preparing", "executor")}
+    kept = {name: result[name] for name in ("accuracy", "stages", "compile_seconds", "executor")}
     return {"seconds": seconds, "rounds": sum(rounds), **kept}
 
 

@@ -43,7 +43,7 @@ BOTH = ("loop", "stack")
 MIXED = ("fedclassavg", "fedproto", "ktpfl", "local")  # methods whose clients may differ in architecture
 MLP, OTHER_MLP = "mlp(hidden=[32])", "mlp(hidden=[24, 32])"
 COMMON = {"rounds": 3, "batch_size": 32, "lr": 0.05, "momentum": 0.9, "participation": 0.5, "device": "cpu"}
-TIMES = ("seconds", "preparing")  # entries of records that no repetition gives again
+TIMES = ("seconds", "compile_seconds")  # entries of records that no repetition gives again
 SHORT = {"ccvr": "ccvr(samples=100, epochs=2)", "recalibrate": "recalibrate(epochs=3)"}
 SHORT["finetune_ccvr"] = "finetune_ccvr(samples=100)"
 

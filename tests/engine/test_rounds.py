@@ -109,12 +109,12 @@ class Preparing(Loop):
         return super().train(job)
 
     def report(self) -> ExecutorReport:
-        return ExecutorReport(preparing=1000.0 * self.rounds)
+        return ExecutorReport(compile_seconds=1000.0 * self.rounds)
 
 
 def test_preparation_is_no_training() -> None:
     result = train(rounds=2, executor=Preparing())
-    assert result.preparing == 2000.0
+    assert result.compile_seconds == 2000.0
     assert all(-1000 < row["seconds"] < -500 for row in result.rows)  # that much less than the moment it took
 
 

@@ -76,12 +76,12 @@ def test_steps_change_over_at_the_beginning_of_a_round(compiled: list[bool]) -> 
     assert len(compiler.made) == 1
     compiler.made[0].set_result(None)
     assert not train(trainer, 2), "never in the middle of a round"
-    waited = trainer.preparing
+    waited = trainer.compile_seconds
     assert not compiled
     assert train(trainer, 3)
     assert train(trainer, 4)
     assert compiled == [True], "once, without building custom kernels again"
-    assert trainer.preparing > waited
+    assert trainer.compile_seconds > waited
     runner = next(iter(trainer._runners.values()))
     assert set(runner.graphs) == {True}, "the uncompiled graphs are released"
 

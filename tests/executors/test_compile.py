@@ -127,7 +127,7 @@ def test_graphs_of_one_step_and_of_many_make_as_many_steps_as_wanted(
         steps.replay(count)
     assert len(made) == 2 * count
     assert len(captures) == (count >= 8) + (count % 8 > 0), "each graph is captured once, and only if it is needed"
-    assert (owner.preparing > 0) == bool(captures)
+    assert (owner.compile_seconds > 0) == bool(captures)
 
 
 def test_the_compiler_describes_an_operator_without_all_that_its_arguments_come_from() -> None:

@@ -129,10 +129,10 @@ def test_another_process_compiles_while_training_goes_on(tmp_path: Path, monkeyp
     number, begin = 0, time.monotonic()
     while not stack.report().compiled and time.monotonic() - begin < 240:
         number += 1
-        before = stack.report().preparing
+        before = stack.report().compile_seconds
         train_round(simulation, number)
         time.sleep(0.2)
-    changing = stack.report().preparing - before
+    changing = stack.report().compile_seconds - before
     assert stack.graphs.compile, "the step could not be compiled"
     assert stack.report().compiled, "the compiler was not done in four minutes"
     assert number > 1

@@ -28,7 +28,7 @@ class RecordedResult(RunMetrics):
     def __init__(self, record: Run):
         self.record = record
         self.rows, self.executor = record.rows, str(record.environment.get("executor", ""))
-        self.preparing = float((record.result or {}).get("preparing") or 0.0)
+        self.compile_seconds = float((record.result or {}).get("compile_seconds") or 0.0)
         self.compiled_from = record.environment.get("compiled_from")
         self.last_rounds = record.recipe.last_rounds
 

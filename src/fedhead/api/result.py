@@ -53,7 +53,7 @@ class Result(RecordedResult):
         record: Recipe and records of the run.
         rows: Records of the rounds, as dictionaries; see `history`.
         executor: Name of the executor, or of the transport.
-        preparing: Seconds spent waiting for compilation.
+        compile_seconds: Seconds spent waiting for compilation.
         compiled_from: First round with compiled steps; None: no compilation.
         last_rounds: Number of last rounds in `accuracy_mean`.
     """

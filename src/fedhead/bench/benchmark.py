@@ -240,8 +240,8 @@ def measure(
     moved = [floor_bytes(task.model, SHAPE, BATCH, width) for task in simulation.clients.tasks]
     rate = len(cohort) * steps / best
     share = rate / (bandwidth / (sum(moved) / len(moved)))
-    preparing = worker.report().preparing
-    return BenchmarkResult(workload.name, clients, worker.name, precision, rate, 0.0, share, peak, preparing)
+    compile_seconds = worker.report().compile_seconds
+    return BenchmarkResult(workload.name, clients, worker.name, precision, rate, 0.0, share, peak, compile_seconds)
 
 
 def draw_and_wait(simulation: Simulation, cohort: list[int], tables: bool) -> None:

@@ -121,8 +121,8 @@ def print_run(result: Row) -> None:
     print(f"traffic     {_traffic(result)}")
     if each := result.get("client_bytes"):
         print(f"            per client and round {_bytes(each['up'])} up, {_bytes(each['down'])} down")
-    prepared = result.get("preparing") or 0.0
-    print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
+    compiled = result.get("compile_seconds") or 0.0
+    print(f"time        {result['seconds']:.1f} s" + (f", after {compiled:.1f} s of compiling" if compiled else ""))
     if (started := result.get("compiled_from")) is not None:
         print(f"compiled    from round {started} on")
     print(f"run         {result['run']}")

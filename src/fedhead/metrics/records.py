@@ -63,7 +63,7 @@ class RunMetrics(ABC):
     executor: str
     rows: list[Row]  # records of all rounds
     last_rounds: int
-    preparing: float = 0.0  # seconds of compiling and graph capture, excluded from `seconds`
+    compile_seconds: float = 0.0  # seconds of compiling and graph capture, excluded from `seconds`
     compiled_from: int | None = None  # first round with compiled steps; None: no compiled steps
 
     @property

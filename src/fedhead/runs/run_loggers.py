@@ -18,7 +18,7 @@ from fedhead.runs.run_folder_schema import finite
 # Entries of the final results, in order: keys of the recipe, and properties of `RunMetrics`.
 _KEYS = ("dataset", "partition", "method", "model", "seed", "rounds")
 _MEASURED = ("accuracy", "accuracy_mean", "metrics", "train_loss", "test_loss", "personal")
-_COSTS = ("bytes_up", "bytes_down", "client_bytes", "seconds", "preparing", "compiled_from", "executor")
+_COSTS = ("bytes_up", "bytes_down", "client_bytes", "seconds", "compile_seconds", "compiled_from", "executor")
 
 
 class RunLoggers(Observer):

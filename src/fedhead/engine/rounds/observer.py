@@ -63,7 +63,7 @@ class FinishedRun(RunMetrics):
         executor: Name of the executor, or of the transport.
         stages: Results of the stages by name.
         last_rounds: Number of final rounds that `accuracy_mean` averages.
-        preparing: Seconds spent on compiling and graph capture, excluded from `seconds`.
+        compile_seconds: Seconds spent on compiling and graph capture, excluded from `seconds`.
         compiled_from: First round with compiled steps; None: no compiled steps.
         confusion: Confusion matrix of the global test set after the rounds.
     """
@@ -73,7 +73,7 @@ class FinishedRun(RunMetrics):
     executor: str = ""
     stages: dict[str, StageResult] = field(repr=False, default_factory=dict)
     last_rounds: int = 1
-    preparing: float = 0.0
+    compile_seconds: float = 0.0
     compiled_from: int | None = None
     confusion: list[list[int]] | None = field(repr=False, default=None)
 

@@ -126,7 +126,7 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
         result.stages[stage.name] = _run_stage(transport, stage, experiment.metrics)
         for observer in observers:
             observer.stage(result.stages[stage.name])
-    result.preparing, result.compiled_from = transport.report().preparing, transport.compiled_from
+    result.compile_seconds, result.compiled_from = transport.report().compile_seconds, transport.compiled_from
     for observer in observers:
         observer.end(result)
     return result
@@ -253,8 +253,8 @@ class _Clock:
 
     def __init__(self, transport: Transport):
         self._transport = transport
-        self._begin, self._prepared = time.perf_counter(), transport.report().preparing
+        self._begin, self._compiled = time.perf_counter(), transport.report().compile_seconds
 
     def seconds(self) -> float:
         """Return the elapsed seconds."""
-        return time.perf_counter() - self._begin - (self._transport.report().preparing - self._prepared)
+        return time.perf_counter() - self._begin - (self._transport.report().compile_seconds - self._compiled)

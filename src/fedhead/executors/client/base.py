@@ -15,12 +15,12 @@ class ExecutorReport(NamedTuple):
     """Preparation time and compilation status of an executor.
 
     Attributes:
-        preparing: Seconds spent so far on compiling and capturing; they don't count as training time.
+        compile_seconds: Seconds spent so far on compiling and capturing; they don't count as training time.
         compiled: Whether all steps of the last jobs were compiled.
         runs: Number of runs that the executor trains at once, including this one; they share the time of a round.
     """
 
-    preparing: float = 0.0
+    compile_seconds: float = 0.0
     compiled: bool = False
     runs: int = 1
 

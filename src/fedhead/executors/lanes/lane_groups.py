@@ -12,7 +12,7 @@ import torch
 from fedhead.executors.client.client_round import Carry, PhaseRun
 from fedhead.executors.lanes.lane_batches import LaneBatches
 from fedhead.executors.lanes.lane_steps import CompiledSteps, Lane
-from fedhead.executors.stack.step_graphs import StepGraphs, copy_into, preparing
+from fedhead.executors.stack.step_graphs import StepGraphs, compiling, copy_into
 
 STEPS_PER_GRAPH = 4  # small, since capture time grows with steps and lanes
 
@@ -25,7 +25,7 @@ class LaneGroup:
         self.compiled = compiled
         self.sizes = buckets(len(work))
         self.graphs: dict[tuple[int, bool], StepGraphs] = {}  # keyed by bucket, and whether batches may be padded
-        self.preparing = 0.0
+        self.compile_seconds = 0.0
 
     def train(self, work: list[PhaseRun]) -> list[Carry]:
         """Run all steps of all lanes."""
@@ -42,7 +42,7 @@ class LaneGroup:
 
     def _prepare(self, size: int, padded: bool) -> StepGraphs:
         lanes = self.lanes[:size]
-        with preparing(self):
+        with compiling(self):
             before = [(lane.carry, _copy(lane.carry), lane.counter.clone()) for lane in lanes]
             take = self._steps(lanes, padded)
             for _ in range(2):  # libraries select kernels and allocate workspace in the first calls

@@ -101,8 +101,8 @@ class Lanes(Executor):
                 self._groups.popitem(last=False)
         group = self._groups[key]
         self._groups.move_to_end(key)
-        before = group.preparing
+        before = group.compile_seconds
         carries = group.train(phases)
-        preparing = self._report.preparing + group.preparing - before
-        self._report = ExecutorReport(preparing, self._compiled.complete)
+        compile_seconds = self._report.compile_seconds + group.compile_seconds - before
+        self._report = ExecutorReport(compile_seconds, self._compiled.complete)
         return idle | dict(zip(order, carries, strict=True))

@@ -24,7 +24,7 @@ from fedhead.executors.client.client_round import Carry, PhaseBatches, PhaseRun,
 from fedhead.executors.compiling.process import CompilerProcess
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace
 from fedhead.executors.stack.slots import Plan, plan
-from fedhead.executors.stack.step_graphs import Preparer, StepGraphs, copy_each, copy_into, preparing, static_copy
+from fedhead.executors.stack.step_graphs import Preparer, StepGraphs, compiling, copy_each, copy_into, static_copy
 
 TABLE_STEPS = 256  # steps whose batches are in the table on the device
 MAX_PLANS = 16  # cached plans
@@ -154,7 +154,7 @@ class GraphRunner:
         """Submit the step to the background compiler, unless it was submitted or is cached."""
         if self.owner.compiler is None or self._traced is not None or True in self.graphs:
             return
-        with preparing(self.owner):
+        with compiling(self.owner):
             function, arguments = self._flat()
             forms = [TensorForm.of(t) for t in arguments]
             try:
@@ -182,7 +182,7 @@ class GraphRunner:
     # -- capture ----------------------------------------------------------------------------------
     def _prepare(self, compiled: bool) -> StepGraphs:
         function, arguments = self._flat()
-        with preparing(self.owner):
+        with compiling(self.owner):
             has_run = bool(self.graphs)
             self.graphs.clear()  # frees their memory
             call = self._compiled(function, arguments, has_run) if compiled else function

@@ -33,7 +33,7 @@ class Graphs:
         self.compile = compile
         self.slots = slots
         self.compiler = compiler
-        self.preparing = 0.0  # seconds spent on compiling and capturing
+        self.compile_seconds = 0.0  # seconds spent on compiling and capturing
         self._runners: OrderedDict[str, GraphRunner] = OrderedDict()
         self._round: int | None = None
         self._compiled: bool | None = None  # None: not decided in this round

@@ -124,13 +124,13 @@ class Stack(Executor):
         train = train_eagerly if on_cpu or program.privacy is not None else self.graphs
         if not isinstance(program.algorithm, Stage):
             self.graphs.begin_round(job.round, job.compiled)
-        before = self.graphs.preparing
+        before = self.graphs.compile_seconds
         # no buckets on a CPU: other batch shapes round differently, and recorded results would change
         vectorizer = VmapVectorizer(None if on_cpu else [len(indices) for indices in job.indices])
         reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
         reply = reply._replace(keep=with_own_rows(reply.keep))
-        preparing = self._report.preparing + self.graphs.preparing - before
-        self._report = ExecutorReport(preparing, self.graphs.compiled)
+        compile_seconds = self._report.compile_seconds + self.graphs.compile_seconds - before
+        self._report = ExecutorReport(compile_seconds, self.graphs.compiled)
         self._computed += [reply.send, reply.keep]
         return ReplyRows.of_stack(reply, len(job.clients))
 

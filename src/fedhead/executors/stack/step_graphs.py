@@ -22,7 +22,7 @@ from fedhead.models.module_digest import value_digest
 class Preparer(Protocol):
     """Object that counts the seconds of preparation."""
 
-    preparing: float
+    compile_seconds: float
 
 
 class StepGraphs:
@@ -33,23 +33,23 @@ class StepGraphs:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
 
     def replay(self, count: int) -> None:
-        """Replay `count` steps; the capture time is added to the owner's `preparing`."""
+        """Replay `count` steps; the capture time is added to the owner's `compile_seconds`."""
         for steps, times in ((self.steps_per_graph, count // self.steps_per_graph), (1, count % self.steps_per_graph)):
             if times and steps not in self.graphs:
-                with preparing(self.owner):
+                with compiling(self.owner):
                     self.graphs[steps] = capture(partial(self.work, steps))
             for _ in range(times):
                 self.graphs[steps].replay()
 
 
 @contextmanager
-def preparing(owner: Preparer) -> Iterator[None]:
-    """Add the time spent in this context to the owner's `preparing`; work queued before does not count."""
+def compiling(owner: Preparer) -> Iterator[None]:
+    """Add the time spent in this context to the owner's `compile_seconds`; work queued before does not count."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     yield
     torch.cuda.synchronize()
-    owner.preparing += time.perf_counter() - begin
+    owner.compile_seconds += time.perf_counter() - begin
 
 
 def static_copy(tree: Any) -> Any:

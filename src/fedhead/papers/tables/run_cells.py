@@ -161,7 +161,7 @@ def _measurement(repetition: Repetition, trained: Mapping[str, Any], about: Mapp
     stages = list((trained.get("stages") or {}).values())
     result: Mapping[str, Any] = trained if cell.stage is None else stages[-1]
     together = about.get("runs_at_once", 1)
-    seconds = trained["seconds"] - sum(stage["seconds"] for stage in stages) + (trained.get("preparing") or 0)
+    seconds = trained["seconds"] - sum(stage["seconds"] for stage in stages) + (trained.get("compile_seconds") or 0)
     return Measurement(
         table=repetition.table,
         cell=cell.name,

@@ -91,7 +91,7 @@ def time_section(content: Content) -> Section | None:
 def _seconds(run: Run) -> dict[str, float]:
     """Return the seconds of a finished run by activity."""
     result = run.result or {}
-    out = {"preparation": float(result.get("preparing") or 0.0), "rounds": sum(r["seconds"] for r in run.rows)}
+    out = {"preparation": float(result.get("compile_seconds") or 0.0), "rounds": sum(r["seconds"] for r in run.rows)}
     return out | {
         f"stage {name}": float(row.get("seconds") or 0.0) for name, row in (result.get("stages") or {}).items()
     }
