@@ -194,7 +194,8 @@ class SiteFile(_File, Policy):
             raise SiteProblem("schema", f"the server's schema differs from {self.schema} in {other}: agree on one")
         if spec.columns is not None and not spec.schema.permits(spec.columns):
             raise SiteProblem("schema", f"the server encodes other columns or categories than {self.schema} has")
-        if None not in (spec.class_names, spec.schema.classes) and list(spec.class_names or ()) != list(spec.schema.classes or ()):
+        listed = spec.schema.classes
+        if listed is not None and spec.class_names is not None and list(listed) != spec.class_names:
             raise SiteProblem("schema", f"the server's classes are not those of {self.schema}, in their order")
 
     def own_model(self) -> dict[str, Any]:
