@@ -54,7 +54,7 @@ class LatePlainMean(Method):
     """The second phase, which begins in round 2, counts its padding."""
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        return (Phase(self.loss), Phase(self.plain, begins=2))
+        return (Phase(self.loss), Phase(self.plain, first_round=2))
 
     def plain(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         return F.cross_entropy(client.apply(w, batch.x).logits, batch.y)

@@ -69,7 +69,7 @@ class Later(FedAvg):
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Return FedAvg's phase, which begins later."""
-        return tuple(replace(phase, begins=2) for phase in super().phases(task))
+        return tuple(replace(phase, first_round=2) for phase in super().phases(task))
 
 
 def test_a_round_without_a_single_step_has_no_loss() -> None:

@@ -29,10 +29,10 @@ class Phase:
         epochs: Passes over the data; None: the run's local epochs.
         optimizer: Optimizer; None: the run's.
         batch_size: Samples per step; None: the run's.
-        on: Trained model: `model` (the working model), or the name of a model in the client's state.
+        model: Trained model: `model` (the working model), or the name of a model in the client's state.
         data: `private` (the client's) or `public`.
-        begins: First round of the phase.
-        ends: Last round of the phase; None: the run's.
+        first_round: First round of the phase.
+        last_round: Last round of the phase; None: the run's.
         corrects: Whether `Method.correct` is applied to the phase's gradients.
         saves: Name of the entry of the client's state that saves the trained parameters and running statistics after
             the phase. If the state has this entry before the round, only its statistics are updated, and later phases
@@ -45,13 +45,13 @@ class Phase:
     epochs: int | None = None
     optimizer: Optimizer | None = None
     batch_size: int | None = None
-    on: str = "model"
+    model: str = "model"
     data: str = "private"
-    begins: int = 1
+    first_round: int = 1
     corrects: bool = True
     saves: str | None = None
     scheduled: bool = True
-    ends: int | None = None
+    last_round: int | None = None
 
 
 class Reply(NamedTuple):

@@ -33,7 +33,7 @@ class Ditto(Method):
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Train the global model, then the personal model (Algorithm 1)."""
-        return (Phase(self.loss), Phase(self.personal_loss, on="personal"))
+        return (Phase(self.loss), Phase(self.personal_loss, model="personal"))
 
     def personal_loss(self, v: Weights, batch: Batch, client: Client) -> Tensor:
         """Return h_k(v; wᵗ) = F_k(v) + λ/2 ‖v − wᵗ‖² (the bi-level objective)."""

@@ -144,11 +144,15 @@ class KTpFL(Method):
         """Distil from the second round on, then train on the client's data."""
         private = [Phase(self.loss)]
         if self.initial_epochs is not None:
-            private = [Phase(self.loss, epochs=self.initial_epochs, ends=1), Phase(self.loss, begins=2)]
+            private = [Phase(self.loss, epochs=self.initial_epochs, last_round=1), Phase(self.loss, first_round=2)]
         if self.share == "all":
             return tuple(private)
         public = Phase(
-            self.distil, epochs=self.distillation_epochs, batch_size=self.distillation_batch, data="public", begins=2
+            self.distil,
+            epochs=self.distillation_epochs,
+            batch_size=self.distillation_batch,
+            data="public",
+            first_round=2,
         )
         return (public, *private)
 

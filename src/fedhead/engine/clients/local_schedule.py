@@ -49,6 +49,6 @@ def draw_arguments(
     part = stragglers.part(client, round, task.seed) if stragglers is not None and label == TRAIN else 1.0
     if part < 1:
         max_steps = math.ceil(part * (epochs * per_epoch if max_steps is None else max_steps))
-    epochs = epochs if phase.begins <= round <= (phase.ends or round) else 0
+    epochs = epochs if phase.first_round <= round <= (phase.last_round or round) else 0
     key = batching.phase_key(task.seed, round, label, number, client)
     return DrawArguments(samples, size, epochs, local.drop_last, key, max_steps)

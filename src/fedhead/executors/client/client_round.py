@@ -244,7 +244,7 @@ def phase_runs(
     first_state = inputs.state  # as kept after the last round
     added: dict[str, Weights] = {}  # entries saved by phases that are not in the state; only `finish` sees them
     for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
-        model = w if phase.on == "model" else inputs.state[phase.on]
+        model = w if phase.model == "model" else inputs.state[phase.model]
         optimizer = phase.optimizer or program.task.local.optimizer
         names = trained_names(model, phase, program.task.model)
         step = Step(program, phase, optimizer, vectorizer, names, phase_batches.noise)
@@ -253,10 +253,10 @@ def phase_runs(
         carry = yield PhaseRun(step, phase_batches, carry, model, inputs)
         model, optimizer_states[str(number)] = model.replace({**carry.stats, **carry.params}), carry.opt
         losses.append(carry.loss["total"])
-        if phase.on == "model":
+        if phase.model == "model":
             w = model
         else:
-            inputs = inputs._replace(state=inputs.state.replace({phase.on: model}))
+            inputs = inputs._replace(state=inputs.state.replace({phase.model: model}))
         if phase.saves is not None:
             replaced = first_state.get(phase.saves, model)
             # keep the schema of the state: add no running statistics that the replaced entry does not have
@@ -316,7 +316,7 @@ def initial_trained(method: Method, phases: Sequence[Phase], task: Task, w: Weig
     trained = []
     for phase in phases:
         # names in the order of Method.start: the client's own parameters come first
-        model = state.get("own", Weights()).replace(w) if phase.on == "model" else state[phase.on]
+        model = state.get("own", Weights()).replace(w) if phase.model == "model" else state[phase.model]
         trained.append(Tree({name: model[name] for name in trained_names(model, phase, task.model)}))
     return trained
 
