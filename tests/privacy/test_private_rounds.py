@@ -259,6 +259,7 @@ def test_training_stops_when_the_budget_is_spent(make: Any) -> None:
     run = train(make(epsilon=5.0, noise_multiplier=2.0), rounds=50, evaluate_every=7)
     assert 1 < len(run.rows) < 50
     assert run.rows[-1]["stopped"] == "privacy"
+    assert run.stopped == f"after round {len(run.rows)} of 50 by the privacy budget"
     assert run.rows[-1]["accuracy"] is not None
     assert run.rows[-1]["privacy"]["epsilon"] <= 5.0
 
