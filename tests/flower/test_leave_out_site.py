@@ -24,7 +24,7 @@ from fedhead.flower.wire.site_errors import SiteProblem
 def test_a_left_out_site_tests_as_in_simulation(tmp_path: Path) -> None:
     made, grid = project(tmp_path, "metrics=[f1]", "validation=0.25", "callbacks=[best_model]", "stages=[lda]")
     for file in made.sites().values():
-        file.path.write_text(file.path.read_text() + "validation: 0.25\nwide_features: true\n")
+        file.path.write_text(file.path.read_text() + "validation: 0.25\nallow_wide_features: true\n")
     grid.nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
     serve(made.server().without("east"), grid, log=lambda line: None)
     found = fh.load(made.path / "run-without-east")
@@ -107,14 +107,14 @@ def test_releases_run_out_before_the_training(tmp_path: Path, capsys: pytest.Cap
     """A repeated statistic of a table stays the first run's release, and each run's stage needs one more."""
     made, grid = project(tmp_path, "rounds=1", "stages=[ridge]")
     for file in made.sites().values():
-        file.path.write_text(file.path.read_text() + "wide_features: true\n")
+        file.path.write_text(file.path.read_text() + "allow_wide_features: true\n")
     grid.nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
     server = made.server()
     for file in (server, server.without("east")):
         assert serve(file, grid, log=lambda line: None)["stages"]["ridge"]
     with pytest.raises(FedheadError, match=r"1 of 3 sites are there after 0.1 s \(besides north, .* missing: south"):
         serve(server.without("north"), grid, log=lambda line: None)
-    assert "were sent 3 times, 'releases' in site.yaml permits 3" in capsys.readouterr().err
+    assert "were sent 3 times, 'max_releases' in site.yaml permits 3" in capsys.readouterr().err
     book = list(Ledger(made.path / "sites" / "south" / "state" / "ledger.jsonl").entries())
     assert [entry["kind"] for entry in book if entry["decision"] == "refused: budget"] == ["hello"]
     with pytest.raises(FedheadError, match=r"\(besides south, .* missing: north"):  # no release to test

@@ -240,10 +240,10 @@ def test_an_open_request_in_a_run_with_secure_sums_is_refused(tmp_path: Path) ->
 
 
 def test_sums_over_other_sites_are_other_releases(tmp_path: Path) -> None:
-    sites = Sites(tmp_path, Policy(releases=1), [fh.Ridge(), fh.LDA()], rounds=0)
+    sites = Sites(tmp_path, Policy(max_releases=1), [fh.Ridge(), fh.LDA()], rounds=0)
     sites.run()  # the same statistics of the same sites
     sites.grid.faults[103] = at("mask", gone)
-    with pytest.raises(FedheadError, match="would exceed its releases or max_epsilon"):
+    with pytest.raises(FedheadError, match="would exceed its max_releases or max_epsilon"):
         sites.run()
     releases = {entry["release"] for entry in sites.ledger() if entry.get("release")}
     assert len(releases) == 4  # one per site

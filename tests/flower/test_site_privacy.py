@@ -36,7 +36,7 @@ class Server:
     def __init__(self, folder: Path, keys: str = ""):
         np.savez(folder / "own.npz", x=SAMPLES, y=np.arange(60) % 3)
         self.path = folder / "site.yaml"
-        self.path.write_text(f"name: north\ndata: own.npz\nreleases: null\n{keys}")
+        self.path.write_text(f"name: north\ndata: own.npz\nmax_releases: null\n{keys}")
         (folder / "server.yaml").write_text(SERVER)
         self.file, self.ledger = ServerFile.read(folder / "server.yaml"), Ledger(folder / "state" / "ledger.jsonl")
 

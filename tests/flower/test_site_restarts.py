@@ -87,7 +87,7 @@ def test_a_site_without_a_class(tmp_path: Path) -> None:
     path = tmp_path / "south.csv"
     pd.read_csv(path).assign(outcome="alive").to_csv(path, index=False)
     for file in made.sites().values():
-        file.path.write_text(file.path.read_text() + "wide_features: true\n")
+        file.path.write_text(file.path.read_text() + "allow_wide_features: true\n")
     grid = InProcess({10 + k: factory.site(file) for k, file in enumerate(made.sites().values())})
     found = serve(made.server(), grid, log=lambda line: None)
     frames: dict[str, Any] = {name: clinic(k).drop(columns="patient") for k, name in enumerate(NAMES)}

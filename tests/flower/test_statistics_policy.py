@@ -94,8 +94,8 @@ def test_a_server_that_varies_the_rows_learns_no_sample(tmp_path: Path, monkeypa
             "federation",
             lambda *words, **keys: original(*words, **{**keys, "client_test": replaced[-1]}),
         )
-        assert attack(Server(tmp_path, "wide_features: true\n", hidden=""), shares) == 2  # from three releases
-        assert attack(Server(tmp_path, "wide_features: true\nreleases: null\n", hidden=""), shares) == 11
+        assert attack(Server(tmp_path, "allow_wide_features: true\n", hidden=""), shares) == 2  # from three releases
+        assert attack(Server(tmp_path, "allow_wide_features: true\nmax_releases: null\n", hidden=""), shares) == 11
 
 
 def test_a_recipe_that_asks_for_other_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_a_recipe_that_asks_for_other_rows_is_refused(tmp_path: Path, capsys: py
 
 def test_rows_are_drawn_once(tmp_path: Path) -> None:
     """The first run's seed and position draw them, as a simulation does; no later run draws others."""
-    server = Server(tmp_path, "client_test: 0.2\nreleases: null\n")
+    server = Server(tmp_path, "client_test: 0.2\nmax_releases: null\n")
 
     def count(spec: RunSpec) -> Any:
         return server.ask(spec)[1]["send"]["statistics"]["count"].tolist()
@@ -144,7 +144,7 @@ def test_other_classes_draw_no_other_rows(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_statistics_from_another_state_are_another_release(tmp_path: Path) -> None:
-    server = Server(tmp_path, "releases: 1\n")
+    server = Server(tmp_path, "max_releases: 1\n")
     spec = server.new_run(method="fedclassavg", rounds=3, stages=["ncm"])
     for shift, problem in ((0.0, None), (0.5, "budget")):  # round 1 again, with another classifier: another extractor
         assert server.ask(spec, "train", shift=shift)[0].problem is None
@@ -159,13 +159,13 @@ def test_other_weights_and_other_runs_count_as_releases(tmp_path: Path, capsys: 
     assert server.problems((spec, "ridge", 0.1), (other, "ridge", 0.0)) == [None] * 2
     assert server.problems((spec, "ncm", 0.2), (other, "ridge", 0.3)) == ["budget"] * 2
     told = capsys.readouterr().err
-    assert "statistics of this site's samples were sent 3 times, 'releases' in site.yaml permits 3" in told
+    assert "statistics of this site's samples were sent 3 times, 'max_releases' in site.yaml permits 3" in told
     assert server.problems((spec, "ridge", 0.0), (other, "ncm", 0.0)) == [None] * 2  # sent before
     assert server.ask(server.new_run(), kind="hello")[0].problem == "budget"  # before any round, not after the last
     assert server.ask(spec, kind="hello")[0].problem is None
     decisions = [entry["decision"] for entry in Ledger(tmp_path / "state" / "ledger.jsonl").entries()]
     assert decisions.count("refused: budget") == 3
-    server.site_file.write_text(server.site_file.read_text() + "releases: 4\n")
+    server.site_file.write_text(server.site_file.read_text() + "max_releases: 4\n")
     assert server.problems((spec, "ncm", 0.2), (spec, "ncm", 0.4)) == [None, "budget"]
 
 
@@ -175,7 +175,7 @@ def test_all_stages_of_a_run_are_one_release(tmp_path: Path) -> None:
     words = ["subset=300", "partition=iid", "rounds=1", f"stages=[{', '.join(stages)}]", "client_test=0.2"]
     words += ["model.hidden=[16]", "stage.ccvr.epochs=1", "stage.ccvr.samples=5", "stage.finetune_ccvr.epochs=1"]
     made = Project.init(tmp_path / "demo", "digits", ["north", "south"], words)
-    sites = {10 + k: factory.site(replace(file, releases=1)) for k, file in enumerate(made.sites().values())}
+    sites = {10 + k: factory.site(replace(file, max_releases=1)) for k, file in enumerate(made.sites().values())}
     result = serve(made.server(), InProcess(sites), log=lambda line: None)
     assert list(result["stages"]) == stages
     entries = list(Ledger.find(made.path / "sites" / "north").entries())
@@ -185,7 +185,7 @@ def test_all_stages_of_a_run_are_one_release(tmp_path: Path) -> None:
 
 
 def test_changed_samples_count_as_another_release(tmp_path: Path) -> None:
-    server = Server(tmp_path, "releases: 1\n")
+    server = Server(tmp_path, "max_releases: 1\n")
     assert server.problems((server.spec, "ridge", 0.0), (server.spec, "ridge", 0.0)) == [None, None]
     np.savez(tmp_path / "own.npz", x=SAMPLES[1:], y=np.arange(1, 60) % 3)
     assert server.problems((server.spec, "ridge", 0.0)) == ["budget"]
@@ -200,7 +200,7 @@ def test_statistics_of_as_many_features_as_values_are_refused(
     if problem:
         assert "stage ridge: the model has 6 features and a sample 6 values" in capsys.readouterr().err
         assert server.ask(server.new_run(stages=[], rounds=1), "train", kind="hello")[0].problem is None
-        assert Server(tmp_path, "wide_features: true\n", hidden).ask(server.spec)[0].problem is None
+        assert Server(tmp_path, "allow_wide_features: true\n", hidden).ask(server.spec)[0].problem is None
 
 
 def test_only_public_data_is_deployed_without_these_limits(tmp_path: Path) -> None:
@@ -209,9 +209,9 @@ def test_only_public_data_is_deployed_without_these_limits(tmp_path: Path) -> No
     public = Project.init(tmp_path / "a", "digits", ["north"]).sites()["north"]
     private = Project.init(tmp_path / "b", "digits", ["north"], [f"dataset={own}"]).sites()["north"]
     also_private = Project.init(tmp_path / "c", "digits", ["north"], data=[str(own)]).sites()["north"]
-    assert (public.releases, public.wide_features) == (None, True)
-    assert (private.releases, private.wide_features) == (3, False)
-    assert (also_private.releases, also_private.wide_features) == (3, False)
-    (tmp_path / "site.yaml").write_text("name: a\ndata: x\nreleases: -1\n")
-    with pytest.raises(BadInput, match="releases: -1 is out of range"):
+    assert (public.max_releases, public.allow_wide_features) == (None, True)
+    assert (private.max_releases, private.allow_wide_features) == (3, False)
+    assert (also_private.max_releases, also_private.allow_wide_features) == (3, False)
+    (tmp_path / "site.yaml").write_text("name: a\ndata: x\nmax_releases: -1\n")
+    with pytest.raises(BadInput, match="max_releases: -1 is out of range"):
         SiteFile.read(tmp_path / "site.yaml")

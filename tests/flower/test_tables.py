@@ -268,10 +268,10 @@ def test_a_site_accepts_only_encodings_of_its_schema(tmp_path: Path) -> None:
 def test_statistics_of_a_table_are_a_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, grid = project(tmp_path, "rounds=1")
     file = made.path / "sites" / "south" / "site.yaml"
-    file.write_text(file.read_text() + "releases: 0\n")
+    file.write_text(file.read_text() + "max_releases: 0\n")
     grid.nodes[11] = factory.site(made.sites()["south"])
     assert serve(made.server(), grid, log=lambda line: None)["clients"][1] is not None  # it needs no sums to train
-    assert "'releases' in site.yaml permits 0" in capsys.readouterr().err
+    assert "'max_releases' in site.yaml permits 0" in capsys.readouterr().err
 
 
 def test_a_site_with_a_budget_sends_no_statistics_of_its_table(

@@ -79,7 +79,9 @@ def sweep(
     options: dict[str, Any] = {
         "seeds": numbers("--seeds", seeds),
         "shard": part,
-        "compute": Compute(data_dir, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile),
+        "compute": Compute(
+            data_dir, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile
+        ),
         "engine": runner,
     }
     if dry_run:

@@ -155,8 +155,8 @@ class SiteFile(_File, Policy):
     public: str | None = None
     data_dir: str | None = None  # folder of the recipe's data set, if data is `recipe`
     min_class_count: Annotated[int, AtLeast(1)] = field(default=5, kw_only=True)
-    releases: Annotated[int, AtLeast(0)] | None = field(default=3, kw_only=True)
-    wide_features: bool = field(default=False, kw_only=True)
+    max_releases: Annotated[int, AtLeast(0)] | None = field(default=3, kw_only=True)
+    allow_wide_features: bool = field(default=False, kw_only=True)
     state: str = "state"  # folder of persistent state
     model: str | None = None  # architecture of the site, if it differs from the recipe's
     model_parameters: dict[str, Any] = field(default_factory=dict)  # parameters of that architecture

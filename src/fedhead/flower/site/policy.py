@@ -35,9 +35,9 @@ class Policy:
     paths: tuple[str, ...] = ()  # permitted paths of the recipe's data set, if data is `recipe`
     allow: tuple[str, ...] = ()  # permitted modules and files outside fedhead
     min_class_count: Annotated[int, AtLeast(1)] = 1  # smaller classes are excluded from statistics and prototypes
-    releases: Annotated[int, AtLeast(0)] | None = None  # how often statistics may be sent; null: unlimited
+    max_releases: Annotated[int, AtLeast(0)] | None = None  # how often statistics may be sent; null: unlimited
     max_epsilon: Annotated[float, Above(0)] | None = None  # total ε of all statistics; null: unlimited, or no noise
-    wide_features: bool = True  # permit statistics of features that may contain whole samples
+    allow_wide_features: bool = True  # permit statistics of features that may contain whole samples
     max_seconds: Annotated[float, Above(0)] | None = None  # time limit of a request
     max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # memory limit of the worker, without GPU memory
     report_train_loss: bool = True  # send the mean training loss of each round
@@ -79,11 +79,11 @@ class Policy:
             features: Number of the model's features.
             values: Number of values of a sample.
         """
-        if stages and not self.wide_features and features >= values:
+        if stages and not self.allow_wide_features and features >= values:
             raise SiteProblem(
                 "policy",
                 f"stage {stages[0]}: the model has {features} features and a sample {values} values, so its "
-                "statistics may reveal samples: use a model with fewer features, or set wide_features in site.yaml",
+                "statistics may reveal samples: use a model with fewer features, or allow_wide_features in site.yaml",
             )
 
     def check_releases(self, count: int) -> None:
@@ -92,11 +92,11 @@ class Policy:
         Args:
             count: Earlier releases of statistics.
         """
-        if self.releases is not None and count >= self.releases:
+        if self.max_releases is not None and count >= self.max_releases:
             raise SiteProblem(
                 "budget",
-                f"statistics of this site's samples were sent {count} times, 'releases' in site.yaml permits "
-                f"{self.releases}: see fedhead ledger, and raise it if you agreed to this run",
+                f"statistics of this site's samples were sent {count} times, 'max_releases' in site.yaml permits "
+                f"{self.max_releases}: see fedhead ledger, and raise it if you agreed to this run",
             )
 
     def check_secure(self, secure: bool) -> None:

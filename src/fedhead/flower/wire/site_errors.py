@@ -22,7 +22,7 @@ TEXTS = {
     "settings": "its site.yaml can't be read",
     "code": "the run names code that its site.yaml does not allow, or that differs from the server's",
     "policy": "its site.yaml does not allow this run's method, stages, model, data set or statistics",
-    "budget": "the run would exceed its releases or max_epsilon, or repeat a private release",
+    "budget": "the run would exceed its max_releases or max_epsilon, or repeat a private release",
     "consent": "share_model in its site.yaml is false",
     "left-out": "the run leaves it out of the training: it only tests",
     "memory": "it has not enough memory for the request, or may not have more",
