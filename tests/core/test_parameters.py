@@ -21,8 +21,8 @@ from fedhead.core.components.ranges import Above, AtLeast, AtMost, Below, Matche
 from fedhead.core.system.errors import BadInput
 from fedhead.models import MODELS
 from fedhead.recipes import experiment as build
+from fedhead.recipes.component_kinds import component
 from fedhead.recipes.experiment import build_experiment
-from fedhead.recipes.parts import component
 from fedhead.recipes.recipe import Recipe
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)

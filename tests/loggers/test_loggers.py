@@ -20,7 +20,7 @@ from fedhead.core.tree.tree import Tree
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.observer import Snapshot
 from fedhead.loggers.base import RunInfo
-from fedhead.recipes.parts import LOGGER_PART
+from fedhead.recipes.component_kinds import LOGGER_KIND
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs.run import execute
 from fedhead.runs.run_folder import RunFolder
@@ -154,14 +154,14 @@ def test_one_that_is_not_installed_leaves_no_folder(
 
 def test_texts_and_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import fedhead as fh\nclass Quiet(fh.Logger): ...\n")
-    assert LOGGER_PART.build(["own.py:Quiet"], [tmp_path])[0].name == "Quiet"
-    assert LOGGER_PART.build(["wandb(project=mine, mode=online)"]) == (fh.WandB("mine", "online"),)
+    assert LOGGER_KIND.build(["own.py:Quiet"], [tmp_path])[0].name == "Quiet"
+    assert LOGGER_KIND.build(["wandb(project=mine, mode=online)"]) == (fh.WandB("mine", "online"),)
     for text, message in (
         ("tensorbord", "did you mean 'tensorboard'"),
         ("wandb(mode=disabled)", "'disabled' is not one of offline, online"),
     ):
         with pytest.raises(BadInput, match=message):
-            LOGGER_PART.build([text])
+            LOGGER_KIND.build([text])
     RunLoggers(Recipe(dataset="digits"), None, []).close()
 
 

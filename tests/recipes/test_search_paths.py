@@ -10,8 +10,8 @@ import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.system.errors import BadInput
 from fedhead.methods import METHODS
+from fedhead.recipes.component_kinds import component
 from fedhead.recipes.components import folders_from
-from fedhead.recipes.parts import component
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.search_paths import file_of, to_write
 from fedhead.studies.sweep.sweep_file import plan

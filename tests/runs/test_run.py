@@ -21,7 +21,7 @@ from fedhead.metrics.records import Row
 from fedhead.models.registry import build
 from fedhead.recipes import experiment as components
 from fedhead.recipes import recipe_data
-from fedhead.recipes.parts import COMPONENT_KINDS, Part
+from fedhead.recipes.component_kinds import COMPONENT_KINDS, ComponentKind
 from fedhead.recipes.recipe import load
 from fedhead.runs import run
 from fedhead.runs.reopen import reopen
@@ -91,8 +91,8 @@ def test_every_component_is_built_once(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("local", "architectures"):
         original = getattr(components, name)
         monkeypatch.setattr(components, name, lambda *a, f=original, n=name, **k: (made.append(n), f(*a, **k))[1])
-    built = Part.of
-    monkeypatch.setattr(Part, "of", lambda self, recipe: (made.append(self.key), built(self, recipe))[1])
+    built = ComponentKind.of
+    monkeypatch.setattr(ComponentKind, "of", lambda self, recipe: (made.append(self.key), built(self, recipe))[1])
     execute(recipe, out, Compute(executor="loop")) if command == "execute" else reopen(out)
     assert sorted(made) == sorted(["architectures", "local", *(part.key for part in COMPONENT_KINDS)])
 

@@ -34,8 +34,8 @@ from fedhead.metrics.records import StageResult
 from fedhead.models.split_model import SplitModel, freeze
 from fedhead.models.split_model import load as load_weights
 from fedhead.recipes import inputs_record, recipe_data
+from fedhead.recipes.component_kinds import component
 from fedhead.recipes.experiment import architectures, build_experiment
-from fedhead.recipes.parts import component
 from fedhead.runs import python_components, reopen
 from fedhead.runs.python_components import Objects
 from fedhead.runs.read_runs import Run, read_run, run_folders

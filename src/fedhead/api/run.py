@@ -43,8 +43,8 @@ from fedhead.models.split_model import SplitModel
 from fedhead.models.split_model import freeze as freeze_parameters
 from fedhead.privacy.base import Protection
 from fedhead.recipes import initial_weights
+from fedhead.recipes.component_kinds import COMPONENT_KINDS, LOGGER_KIND
 from fedhead.recipes.experiment import build_experiment
-from fedhead.recipes.parts import COMPONENT_KINDS, LOGGER_PART
 from fedhead.recipes.recipe import KEYS, Recipe
 from fedhead.recipes.recipe_data import with_validation
 from fedhead.runs.progress import Progress
@@ -55,7 +55,7 @@ from fedhead.runs.run_loggers import RunLoggers
 from fedhead.runs.run_writer import RunWriter
 from fedhead.samplers.base import Sampler
 
-_COMPONENTS = {"metrics", *(part.key for part in COMPONENT_KINDS)}
+_COMPONENTS = {"metrics", *(kind.key for kind in COMPONENT_KINDS)}
 _NUMBERS = {*KEYS} - _COMPONENTS - {"model", "weights", "loggers", "optimizer", "cache_features"}
 
 
@@ -238,7 +238,7 @@ def run(
         objects["weights"] = MODULE_WEIGHTS
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
     compute = Compute(None, device, chosen_executor, precision, compile=compile)
-    made_loggers = LOGGER_PART.build(loggers)
+    made_loggers = LOGGER_KIND.build(loggers)
     threads = torch.get_num_threads()
     with Progress(quiet=not progress) as bar:
         observers = [bar.observer(recipe.method, rounds)]

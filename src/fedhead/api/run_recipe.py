@@ -10,7 +10,7 @@ from fedhead.core.system.errors import require
 from fedhead.engine.experiment.compute import Compute
 from fedhead.loggers.base import Logger
 from fedhead.metrics.records import Row
-from fedhead.recipes.parts import LOGGER_PART
+from fedhead.recipes.component_kinds import LOGGER_KIND
 from fedhead.recipes.recipe import Recipe, load
 from fedhead.runs import run
 from fedhead.runs.progress import Progress
@@ -63,7 +63,7 @@ def run_recipe(
         None if data_dir is None else Path(data_dir), device, executor, precision, threads, compile, allow_changed_code
     )
     folder = _new_folder(recipe, wanted) if out is None else Path(out)
-    made_loggers = LOGGER_PART.build(loggers, wanted.folders)
+    made_loggers = LOGGER_KIND.build(loggers, wanted.folders)
     with Progress(quiet=not progress) as bar:
         observers = [bar.observer(wanted.method, wanted.rounds)]
         try:

@@ -15,7 +15,7 @@ from fedhead.executors.select import EXECUTORS
 from fedhead.loggers.base import LOGGERS
 from fedhead.metrics.registry import METRICS
 from fedhead.models import HEADS, MODELS
-from fedhead.recipes.parts import COMPONENT_KINDS
+from fedhead.recipes.component_kinds import COMPONENT_KINDS
 from fedhead.recipes.recipe import Recipe
 from fedhead.recipes.recipe_data import is_path
 from fedhead.recipes.search_paths import file_of, to_write
@@ -23,9 +23,9 @@ from fedhead.recipes.search_paths import file_of, to_write
 
 def registries() -> dict[str, Registry[Any]]:
     """Return the registries of all components that recipes and commands may name, by plural kind."""
-    of_parts = [part.registry for part in COMPONENT_KINDS if part.registry is not None]
+    of_experiments = [kind.registry for kind in COMPONENT_KINDS if kind.registry is not None]
     others: list[Registry[Any]] = [MODELS, HEADS, DATASETS, PARTITIONS, EXECUTORS, METRICS, LOGGERS]
-    return {f"{registry.kind}s": registry for registry in [*of_parts, *others]}
+    return {f"{registry.kind}s": registry for registry in [*of_experiments, *others]}
 
 
 def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
@@ -35,7 +35,7 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
     heads = [recipe.model_parameters.get("head"), *(model.named.get("head") for model in models)]
     data = [name for name in (recipe.dataset, recipe.public) if name is not None and not is_path(name)]
     kinds: list[tuple[Registry[Any], Iterable[str]]] = [
-        *((part.registry, part.names(recipe)) for part in COMPONENT_KINDS if part.registry is not None),
+        *((kind.registry, kind.names(recipe)) for kind in COMPONENT_KINDS if kind.registry is not None),
         (MODELS, [model.name for model in models]),
         (HEADS, [read_call(str(head), "head").name for head in heads if head is not None]),
         (DATASETS, data),

@@ -30,7 +30,7 @@ from fedhead.models import MODELS, Architecture
 from fedhead.models.build_many import build_many
 from fedhead.models.split_model import SplitModel, freeze
 from fedhead.recipes import initial_weights, recipe_data
-from fedhead.recipes.parts import COMPONENT_KINDS
+from fedhead.recipes.component_kinds import COMPONENT_KINDS
 from fedhead.recipes.recipe import Recipe
 
 BuiltModels = dict[str, tuple[SplitModel, ...]]
@@ -62,8 +62,8 @@ def build_experiment(
     given = given or {}
     inputs = inputs or recipe_data.inputs(recipe)
     parts = {
-        part.key: part.build(given[part.key], recipe.folders) if part.key in given else part.of(recipe)
-        for part in COMPONENT_KINDS
+        kind.key: kind.build(given[kind.key], recipe.folders) if kind.key in given else kind.of(recipe)
+        for kind in COMPONENT_KINDS
     }
     training = local(recipe, given.get("optimizer"))
     metrics = registry.find(given.get("metrics", recipe.metrics), recipe.folders, inputs.objective)
@@ -104,7 +104,7 @@ def prepare(recipe: Recipe, data_dir: str | Path | None = None) -> tuple[Experim
 
 def algorithms(recipe: Recipe) -> tuple[Method, tuple[Stage, ...]]:
     """Build the recipe's method and stages; raise an error for incompatible stages."""
-    method, stages = (part.of(recipe) for part in COMPONENT_KINDS[:2])
+    method, stages = (kind.of(recipe) for kind in COMPONENT_KINDS[:2])
     return method, bind(stages, method)
 
 

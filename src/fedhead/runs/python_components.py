@@ -26,9 +26,9 @@ from fedhead.engine.experiment.experiment import Experiment
 from fedhead.methods import METHODS
 from fedhead.metrics import registry
 from fedhead.models.split_model import SplitModel
+from fedhead.recipes.component_kinds import COMPONENT_KINDS, ComponentKind, component
 from fedhead.recipes.differences import describe, differences
 from fedhead.recipes.experiment import local
-from fedhead.recipes.parts import COMPONENT_KINDS, Part, component
 from fedhead.recipes.recipe import Recipe
 from fedhead.stages import STAGES
 
@@ -53,15 +53,15 @@ def described(
     keys = numbers.flat()
     objects: Objects = {"federation": f"{federation.title} of {len(federation)} clients"}
     folders: list[Path] = []  # folders of the components' files
-    for part in COMPONENT_KINDS:
-        components = part.listed(getattr(experiment, part.key))
-        if part.registry is None:
-            texts = [part.policy_text(item) for item in components]
-        elif part.key in ("method", "stages"):
-            texts = [_algorithm(part.registry, item, keys, objects, folders) for item in components]
+    for kind in COMPONENT_KINDS:
+        components = kind.listed(getattr(experiment, kind.key))
+        if kind.registry is None:
+            texts = [kind.policy_text(item) for item in components]
+        elif kind.key in ("method", "stages"):
+            texts = [_algorithm(kind.registry, item, keys, objects, folders) for item in components]
         else:
-            texts = [_call(part, item, objects, folders) for item in components]
-        keys[part.key] = texts if part.many else texts[0] if texts else None
+            texts = [_call(kind, item, objects, folders) for item in components]
+        keys[kind.key] = texts if kind.many else texts[0] if texts else None
     keys["metrics"] = list(experiment.metrics)
     for name, metric in experiment.metrics.items():
         if not _same(lambda: registry.find([name], objective=federation.objective)[name], metric):  # noqa: B023 (called at once)
@@ -103,10 +103,10 @@ def kinds(objects: Collection[str]) -> set[str]:
 def without(recipe: Recipe, objects: Collection[str]) -> Recipe:
     """Return a recipe without the components that are objects, except its method and stages."""
     kept: dict[str, Any] = {"metrics": [name for name in recipe.metrics if f"metric {name}" not in objects]}
-    for part in COMPONENT_KINDS[2:]:
-        texts = part.listed(getattr(recipe, part.key))
-        known = [text for text in texts if f"{part.kind} {read_call(text, part.kind).name}" not in objects]
-        kept[part.key] = known if part.many else known[0] if known else None
+    for kind in COMPONENT_KINDS[2:]:
+        texts = kind.listed(getattr(recipe, kind.key))
+        known = [text for text in texts if f"{kind.noun} {read_call(text, kind.noun).name}" not in objects]
+        kept[kind.key] = known if kind.many else known[0] if known else None
     return dataclasses.replace(recipe, **kept)
 
 
@@ -205,12 +205,12 @@ def _importable(kind: Any, folders: list[Path]) -> str | None:
     return f"{file.name}:{name}"
 
 
-def _call(part: Part, thing: Any, objects: Objects, folders: list[Path]) -> str:
+def _call(kind: ComponentKind, thing: Any, objects: Objects, folders: list[Path]) -> str:
     """Format a component as `name(parameter=value)`; add it to the objects if that can't be parsed back."""
-    name, parameters = _named(part.registry, thing, folders)
+    name, parameters = _named(kind.registry, thing, folders)
     text = f"{name}({', '.join(f'{key}={value}' for key, value in parameters.items())})" if parameters else name
-    if not _same(lambda: part.build([text] if part.many else text, folders), (thing,) if part.many else thing):
-        objects[f"{part.kind} {name}"] = _line(thing)
+    if not _same(lambda: kind.build([text] if kind.many else text, folders), (thing,) if kind.many else thing):
+        objects[f"{kind.noun} {name}"] = _line(thing)
     return text
 
 

@@ -22,7 +22,7 @@ from fedhead.loggers.base import Logger
 from fedhead.metrics.records import Row
 from fedhead.models.split_model import load, weights
 from fedhead.recipes import components, initial_weights, inputs_record
-from fedhead.recipes.parts import LOGGER_PART
+from fedhead.recipes.component_kinds import LOGGER_KIND
 from fedhead.recipes.recipe import Recipe
 from fedhead.runs import python_components as python_objects
 from fedhead.runs import recorded_code
@@ -73,7 +73,7 @@ class RunWriter(Observer):
         executor = own_executor(compute.executor, recipe)
         self.out = Path(out)
         self.objects = objects
-        recipe_loggers = LOGGER_PART.build(recipe.loggers, recipe.folders)
+        recipe_loggers = LOGGER_KIND.build(recipe.loggers, recipe.folders)
         self.loggers = RunLoggers(recipe, self.out, [*recipe_loggers, *loggers])  # before the folder is created
         self.recipe = recipe
         self.environment: Mapping[str, Any] = {}

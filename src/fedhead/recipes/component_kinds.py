@@ -30,7 +30,7 @@ E = TypeVar("E", bound=Algorithm)
 
 
 @dataclass(frozen=True)
-class Part:
+class ComponentKind:
     """Kind of component.
 
     Args:
@@ -48,8 +48,8 @@ class Part:
     example: str = ""
 
     @property
-    def kind(self) -> str:
-        """Singular name of the kind, for errors."""
+    def noun(self) -> str:
+        """Singular noun, for errors."""
         return self.key if self.registry is None else self.registry.kind
 
     def listed(self, value: Any) -> list[Any]:
@@ -81,10 +81,10 @@ class Part:
             return read_policy(self.base, given, self.key) if isinstance(given, str) else given
         if not isinstance(given, str | type | self.base):
             raise BadInput(
-                f"{self.kind} is {type(given).__name__}: give a name or a {self.kind}, see `fedhead ls {self.kind}s`"
+                f"{self.noun} is {type(given).__name__}: give a name or a {self.noun}, see `fedhead ls {self.noun}s`"
             )
         if isinstance(given, str):
-            _refuse_other_kind(self.registry, read_call(given, self.kind).name)
+            _refuse_other_kind(self.registry, read_call(given, self.noun).name)
         return instance(self.registry, given, self.base, folders)
 
     def of(self, recipe: Recipe) -> Any:
@@ -98,7 +98,7 @@ class Part:
 
     def names(self, recipe: Recipe) -> list[str]:
         """Return the names of the components in a recipe, without their parameters."""
-        return [read_call(text, self.kind).name for text in self.listed(getattr(recipe, self.key))]
+        return [read_call(text, self.noun).name for text in self.listed(getattr(recipe, self.key))]
 
     def policy_text(self, policy: Any) -> str:
         """Format a policy for a recipe: required fields by position, and others if they differ from their default."""
@@ -116,17 +116,18 @@ class Part:
 
 
 COMPONENT_KINDS = (
-    Part("method", Method, METHODS),
-    Part("stages", Stage, STAGES, many=True, example="['ccvr']"),
-    Part("uploads", Upload, UPLOADS, many=True, example="['clip(1.0)', 'half']"),
-    Part("privacy", Protection, PROTECTIONS, many=True, example="['dp(epsilon=1)']"),
-    Part("aggregator", Aggregator, AGGREGATORS),
-    Part("sampler", Sampler, SAMPLERS),
-    Part("outliers", OutlierPolicy, example="'drop(norm=5)'"),
-    Part("stragglers", Stragglers, example="'drop(0.2)'"),
-    Part("callbacks", Callback, CALLBACKS, many=True, example="['early_stopping']"),
+    ComponentKind("method", Method, METHODS),
+    ComponentKind("stages", Stage, STAGES, many=True, example="['ccvr']"),
+    ComponentKind("uploads", Upload, UPLOADS, many=True, example="['clip(1.0)', 'half']"),
+    ComponentKind("privacy", Protection, PROTECTIONS, many=True, example="['dp(epsilon=1)']"),
+    ComponentKind("aggregator", Aggregator, AGGREGATORS),
+    ComponentKind("sampler", Sampler, SAMPLERS),
+    ComponentKind("outliers", OutlierPolicy, example="'drop(norm=5)'"),
+    ComponentKind("stragglers", Stragglers, example="'drop(0.2)'"),
+    ComponentKind("callbacks", Callback, CALLBACKS, many=True, example="['early_stopping']"),
 )
-LOGGER_PART = Part("loggers", Logger, LOGGERS, many=True, example="['csv']")  # part of a run, not of its experiment
+# loggers are a part of a run, not of its experiment
+LOGGER_KIND = ComponentKind("loggers", Logger, LOGGERS, many=True, example="['csv']")
 
 
 def component(registry: Registry[type[E]], name: str, given: Mapping[str, Any], folders: Sequence[Path] = ()) -> E:
@@ -140,6 +141,6 @@ def component(registry: Registry[type[E]], name: str, given: Mapping[str, Any], 
 
 def _refuse_other_kind(registry: Registry[Any], name: str) -> None:
     """Refuse the name of a component of another kind."""
-    for part in COMPONENT_KINDS if not registry.known(name) else ():
-        if part.registry is not None and name in part.registry:
-            raise BadInput(f"{name} is one of the {part.kind}s, not of the {registry.kind}s: give it as {part.key}")
+    for kind in COMPONENT_KINDS if not registry.known(name) else ():
+        if kind.registry is not None and name in kind.registry:
+            raise BadInput(f"{name} is one of the {kind.noun}s, not of the {registry.kind}s: give it as {kind.key}")
