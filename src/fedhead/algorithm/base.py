@@ -9,7 +9,7 @@ client axis and runs the same code in a loop, in a stack, in lanes or across mac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.components.component import Component
-from fedhead.core.components.parameters import refuse_undeclared
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.batch import Output
 from fedhead.core.training.objectives import NAMES as OBJECTIVE_NAMES
@@ -55,13 +54,6 @@ class Algorithm(Component):
     head: ClassVar[str | None] = None
     objectives: ClassVar[tuple[str, ...]] = OBJECTIVE_NAMES
     oracle: ClassVar[bool] = False
-
-    if not TYPE_CHECKING:  # a type checker knows the parameters from the fields
-
-        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-            """Refuse undeclared parameters with the fix."""
-            refuse_undeclared(cls, kwargs)
-            return super().__new__(cls)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Check before the run that the algorithm supports the models and the data.

@@ -113,17 +113,12 @@ def check_all(given: Mapping[str, Any], hints: Mapping[str, Any], owner: str, pr
 
 
 def refuse_undeclared(cls: type, names: Iterable[str]) -> None:
-    """Check that no name is an attribute that is no parameter, for lack of `@dataclass` or of its type."""
+    """Check that no name is a class attribute that is no parameter because it has no type."""
     for name in names:
-        owner = next((c for c in cls.__mro__ if name in vars(c) or name in inspect.get_annotations(c)), None)
-        if owner is None or name in parameters(cls) or name in inspect.signature(cls).parameters:
-            continue
-        value, hint = vars(owner).get(name), inspect.get_annotations(owner).get(name)
-        if hint is None and isinstance(value, bool | int | float | str | list | tuple):
-            typed = f"{name}: {type(value).__name__} = {value!r}"
-            raise BadInput(f"{cls.__name__}: {name} has no type, so it is no parameter: annotate it, {typed}")
-        if hint is not None and "__dataclass_fields__" not in vars(owner) and "ClassVar" not in str(hint):
-            raise BadInput(f"{owner.__name__} has the field {name!r}: put @dataclass(frozen=True) above it")
+        value, typed = getattr(cls, name, None), any(name in inspect.get_annotations(base) for base in cls.__mro__)
+        if not typed and isinstance(value, bool | int | float | str | list | tuple):
+            field = f"{name}: {type(value).__name__} = {value!r}"
+            raise BadInput(f"{cls.__name__}: {name} has no type, so it is no parameter: annotate it, {field}")
 
 
 def known_arguments(function: Callable[P, T]) -> Callable[P, T]:
