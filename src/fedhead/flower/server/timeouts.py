@@ -15,4 +15,4 @@ class Timeouts:
     quorum: Annotated[int, AtLeast(1)] = 1  # minimum number of sites of a round
     round_seconds: Annotated[float, Above(0)] = 600.0  # timeout of a request
     join_seconds: Annotated[float, Above(0)] = 120.0  # timeout for all sites to join, and for a quorum to return
-    attempts: Annotated[int, AtLeast(1)] = 3  # retries of a round without a quorum
+    attempts: Annotated[int, AtLeast(1)] = 3  # of a round, if it has no quorum
