@@ -48,8 +48,8 @@ def test_the_table_says_why_the_loop_has_fewer_clients(capsys: pytest.CaptureFix
 def test_every_column_of_numbers_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(BENCH) == 0
     legend = " ".join(capsys.readouterr().out.splitlines()[-4:-2])
-    names = HEADER.partition("prec.")[2].replace("prep. s", "prep._s").split()
-    assert names == ["steps/s", "ratio", "floor", "GiB", "prep._s"]
+    names = HEADER.partition("prec.")[2].replace("comp. s", "comp._s").split()
+    assert names == ["steps/s", "ratio", "floor", "GiB", "comp._s"]
     assert all(f"{name.replace('_', ' ')}: " in legend for name in names)
 
 

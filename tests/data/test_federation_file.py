@@ -327,6 +327,9 @@ def test_what_is_not_saved_and_not_a_federation(path):
     with pytest.raises(BadInput, match=r"clients: the file has 2, not 5; set clients=2 \(in a recipe clients is 10"):
         Federation.load(path, "natural", 5)
     held = dict(np.load(path))
+    np.savez(path, **{**held, "fedhead_federation": np.array(1)})
+    with pytest.raises(BadInput, match=r"not a federation that fedhead wrote \(it is of another version: save it"):
+        Federation.load(path)
     np.savez(path, **{name: value for name, value in held.items() if name != "classes"})
     with pytest.raises(BadInput, match="not a federation that fedhead wrote"):
         Federation.load(path)

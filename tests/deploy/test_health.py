@@ -97,10 +97,14 @@ def test_the_endpoint_follows_a_run_and_equals_its_records(tmp_path: Path, flowe
         serve(project.server(), grid, log=lambda line: seen.append(samples(get(f"{address}/metrics")[1])))
         status, text = get(f"{address}/metrics")
         assert get(f"{address}/secrets")[0] == 404
-    assert status == 200
+        record = project.path / "run" / "metrics.jsonl"
+        rows = [json.loads(line) for line in record.read_text().splitlines()]
+        record.write_text(json.dumps(rows[1]) + "\n")
+        damaged, why = get(f"{address}/metrics")
+    assert (status, damaged) == (200, 503)
+    assert "is of round 2, it must be of round 1" in why
     assert {1.0, 2.0, 3.0} <= {values["rounds_total"] for values in seen}
     values = samples(text)
-    rows = [json.loads(line) for line in (project.path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert values["rounds_total"] == len(rows) == 3
     assert values["round_seconds_total"] == pytest.approx(sum(row["seconds"] for row in rows))
     assert values["participants"] == rows[-1]["participants"] == 2

@@ -230,6 +230,8 @@ def test_on_round_may_stop_the_run(tmp_path: Path) -> None:
     for out in (None, tmp_path / "run"):
         result = fh.run(federation(), "mlp", rounds=5, on_round=stop, out=out, executor="loop")
         assert len(result.rows) == 2
+    at_the_end = fh.run(federation(), "mlp", rounds=2, on_round=stop, executor="loop")
+    assert at_the_end.stopped is None
     folder = RunFolder.open(tmp_path / "run")
     found = folder.result()
     assert found is not None
@@ -248,7 +250,18 @@ def test_more_rounds_of_a_stopped_run_are_refused_with_a_warning(
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     warning = f"{tmp_path / 'run'} stopped after round 2 of 5 by on_round: no further round is trained"
     assert len([line for line in caplog.messages if line.startswith(warning)]) == 1
-    result = fh.run(federation(), "mlp", rounds=9, stages=["ncm"], resume=True, **settings)
+    planned = []
+
+    class Planned(fh.Logger):
+        def start(self, run: Any) -> None:
+            planned.append(run.recipe["rounds"])
+
+        def log_result(self, result: Any) -> None:
+            planned.append(result["rounds"])
+
+    settings |= {"stages": ["ncm"], "loggers": [Planned()]}
+    result = fh.run(federation(), "mlp", rounds=9, resume=True, **settings)
+    assert planned == [5, 5]
     assert (result.stopped, list(result.stage_rows)) == ("after round 2 of 5 by on_round", ["ncm"])
     loaded = fh.load(tmp_path / "run")
     assert (loaded.stopped, loaded.recipe.rounds) == (result.stopped, 5)

@@ -327,7 +327,7 @@ BROKEN = {
     "def A(): raise KeyError('no disk')": ("dataset=own.py:A", "the function raised KeyError: 'no disk'"),
     "A = 4": ("dataset=own.py:A", "own.py:A is int, no data set"),
     "def A(y): ...": ("partition=own.py:A", "own.py:A takes (y), a partition is called with (y, clients, rng, …)"),
-    "def A(y, k, rng): return [[0]] * k": ("partition=own.py:A", "row 0 went to 10 clients"),
+    "def A(y, k, rng): return [[0]] * k": ("partition=own.py:A", "sample 0 is at 10 clients"),
     "def A(y, k, rng): return []": ("partition=own.py:A", "it assigned indices to 0 clients, there are 10"),
     "def A(y, k, rng, x: float = 1): ...": ("partition=own.py:A(1, 2)", "2 values are too many, own.py:A takes x"),
     "def A(a, b): ...": (

@@ -153,7 +153,7 @@ def test_traffic_and_time_are_means_over_seeds(found: Reader) -> None:
     assert traffic["fedavg", "dirichlet(0.1)"] == ["1.32", "44.0"]  # 3 rounds of 440 kB, among 10 clients
     head, *rows = found.tables["time-table"]
     spent = dict(zip(head, rows[0], strict=True))
-    assert (spent["preparation"], spent["stage ccvr"]) == ("2.00", "1.50")
+    assert (spent["compiling"], spent["stage ccvr"]) == ("2.00", "1.50")
     assert float(spent["all"]) == pytest.approx(3.5 + float(spent["rounds"]), abs=0.02)
 
 

@@ -30,7 +30,7 @@ class ClientInputs(NamedTuple):
     per_client: Tree  # K, entries that only this client receives
     state: Tree  # K, client state
     counts: Tensor  # K, training samples per class
-    indices: Tensor  # K, of its training samples, padded to equal length
+    indices: Tensor  # K, indices of its training samples, padded to equal length
     mask: Tensor  # K, 1 for a sample, 0 for padding
     steps: Tensor  # K, local steps of the round
     lr: Tensor  # learning rate of the round

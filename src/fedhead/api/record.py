@@ -57,7 +57,8 @@ class RecordedResult(RunMetrics):
         """End before the last planned round, such as "after round 6 of 40 by early_stopping"; None: no early end."""
         reason = (self.record.result or {}).get("stopped")
         cause = "the privacy budget" if reason == "privacy" else reason
-        return None if reason is None else f"after round {len(self.rows)} of {self.recipe.rounds} by {cause}"
+        early = reason is not None and len(self.rows) < self.recipe.rounds
+        return f"after round {len(self.rows)} of {self.recipe.rounds} by {cause}" if early else None
 
     @property
     def history(self) -> pd.DataFrame:

@@ -87,7 +87,7 @@ class BenchmarkResult:
     ratio: float  # relative to the plain loop of the same workload
     floor_share: float  # speed relative to the maximum at full memory bandwidth
     peak_gib: float  # peak GPU memory without the data set
-    preparing_s: float  # seconds of compiling and capturing
+    compile_s: float  # seconds of compiling and capturing
 
 
 def bench(

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from fedhead.bench.benchmark import BenchmarkResult
 
 HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
-    "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "prep. s"
+    "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "comp. s"
 )
 COLUMNS = (
     "steps/s: local steps of all clients per second; ratio: to the plain loop; floor: share of the steps/s that the\n"
-    "memory's bandwidth would allow; GiB: GPU memory beyond the data set; prep. s: compiling, not in steps/s"
+    "memory's bandwidth would allow; GiB: GPU memory beyond the data set; comp. s: compiling, not in steps/s"
 )
 LOOP_NOTE = (
     "loop: clients train one after another (on a CPU, one per thread), so more of them do not change steps/s: the 1x\n"
@@ -113,6 +113,6 @@ def _print_line(r: BenchmarkResult) -> None:
     rate = f"{r.steps_per_s:9,.0f}" if r.steps_per_s >= 100 else f"{r.steps_per_s:9.1f}"
     print(
         f"{r.workload:32} {r.clients:7} {r.executor:8} {r.precision:5} {rate} {r.ratio:6.1f}x "
-        f"{r.floor_share:6.1%} {r.peak_gib:6.2f} {r.preparing_s:7.1f}",
+        f"{r.floor_share:6.1%} {r.peak_gib:6.2f} {r.compile_s:7.1f}",
         flush=True,
     )

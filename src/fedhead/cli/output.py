@@ -99,7 +99,7 @@ def resumable() -> Iterator[None]:
 def print_run(result: Row) -> None:
     """Print the results of a run, with its guarantees of differential privacy."""
     from fedhead.api.record import RecordedResult
-    from fedhead.privacy.guarantee import together
+    from fedhead.privacy.guarantee import total_epsilon
     from fedhead.runs.read_runs import load_run
 
     print(f"accuracy    {_percent(result['accuracy'])}")
@@ -115,7 +115,7 @@ def print_run(result: Row) -> None:
     if recorded.stopped is not None:
         print(f"stopped     {recorded.stopped}")
     guarantees = recorded.guarantees
-    for line in [*guarantees, together(guarantees)]:
+    for line in [*guarantees, total_epsilon(guarantees)]:
         if line is not None:
             print(f"privacy     {line}")
     print(f"traffic     {_traffic(result)}")

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.system.special_files import read_text
 from fedhead.core.system.yaml_text import read_yaml
 from fedhead.flower.ledger import LEDGER, Ledger
@@ -174,7 +174,10 @@ def http_server(monitor: Monitor, host: str, port: int) -> HTTPServer:
 
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                self._reply(200, monitor.metrics(), "text/plain; version=0.0.4; charset=utf-8")
+                try:
+                    self._reply(200, monitor.metrics(), "text/plain; version=0.0.4; charset=utf-8")
+                except FedheadError as error:  # a damaged record
+                    self._reply(503, str(error))
             elif self.path in ("/healthz", "/readyz"):
                 fault = monitor.fault(ready=self.path == "/readyz")
                 self._reply(503 if fault else 200, fault or "ok")

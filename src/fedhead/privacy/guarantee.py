@@ -40,8 +40,8 @@ class Guarantee:
         return text if self.secret else f"{text}; no guarantee, the noise came from a test's seed"
 
 
-def together(guarantees: list[Guarantee]) -> str | None:
-    """Return the total ε of several releases about the same samples or clients, or None if it is not known."""
+def total_epsilon(guarantees: list[Guarantee]) -> str | None:
+    """Format the total ε of several releases about the same samples or clients; None if it is not known."""
     mus = [each.mu for each in guarantees if each.mu is not None]
     if len(mus) < max(2, len(guarantees)) or len({each.unit for each in guarantees}) > 1:
         return None

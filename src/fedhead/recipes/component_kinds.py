@@ -133,10 +133,10 @@ LOGGER_KIND = ComponentKind("loggers", Logger, LOGGERS, many=True, example="['cs
 def component(registry: Registry[type[E]], name: str, given: Mapping[str, Any], folders: Sequence[Path] = ()) -> E:
     """Build the named method or stage with validated parameters."""
     _refuse_other_kind(registry, name)
-    kind = registry.find(name, folders)
-    refuse_undeclared(kind, given)
+    component_class = registry.find(name, folders)
+    refuse_undeclared(component_class, given)
     prefix = f"stage.{name}." if registry.kind == "stage" else "method."
-    return kind(**check_all(given, parameters(kind), f"{registry.kind} {name}", prefix))
+    return component_class(**check_all(given, parameters(component_class), f"{registry.kind} {name}", prefix))
 
 
 def _refuse_other_kind(registry: Registry[Any], name: str) -> None:

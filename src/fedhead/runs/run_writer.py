@@ -73,21 +73,21 @@ class RunWriter(Observer):
         executor = own_executor(compute.executor, recipe)
         self.out = Path(out)
         self.objects = objects
+        again = "resume with the same one" if objects is None else python_objects.GIVE_AGAIN
+        self._existing = RunFolder.open(self.out) if resume and RunFolder.holds_run(self.out) else None
+        if self._existing is not None:
+            self._existing.check_continued_by(recipe, again)
+            recipe = self._without_further_rounds(recipe, self._existing)
         recipe_loggers = LOGGER_KIND.build(recipe.loggers, recipe.folders)
         self.loggers = RunLoggers(recipe, self.out, [*recipe_loggers, *loggers])  # before the folder is created
         self.recipe = recipe
         self.environment: Mapping[str, Any] = {}
         self.result: Row | None = None
-        self._existing: RunFolder | None = None
         self._executor = executor
         self._resume = resume
-        if not (resume and RunFolder.holds_run(self.out)):
+        if self._existing is None:
             RunFolder.refuse_taken(self.out)
             return
-        again = "resume with the same one" if objects is None else python_objects.GIVE_AGAIN
-        self._existing = RunFolder.open(self.out)
-        self._existing.check_continued_by(recipe, again)
-        recipe = self.recipe = self._without_further_rounds(recipe, self._existing)
         python_objects.check_same(self.out, self._existing.environment().get("objects", {}), objects)
         self.result = self._existing.result() if self._existing.recipe == recipe else None
         if self.result is not None:

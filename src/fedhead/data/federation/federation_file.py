@@ -22,6 +22,8 @@ from fedhead.data.inputs.table_columns import TableColumns
 from fedhead.data.partitions import partition_file
 from fedhead.data.sources.sample_file import SAVED, Contents, named_arrays, names_of
 
+FORMAT = 2  # increase with every change of the arrays
+
 
 def save(path: Path, federation: FederationData) -> None:
     """Write a federation to a file for `restore`."""
@@ -33,7 +35,7 @@ def save(path: Path, federation: FederationData) -> None:
     assigned = federation.take(np.flatnonzero(site >= 0))
     names = federation.client_names or [str(k) for k in range(len(federation))]
     entries: dict[str, Any] = {
-        SAVED: 1,
+        SAVED: FORMAT,
         **_arrays("x", assigned.train.x),
         "y": assigned.train.y.numpy(),
         "site": site[site >= 0],
@@ -78,6 +80,8 @@ def restore(contents: Contents) -> dict[str, Any]:
     """Return the arguments of `Federation` from a file written by `save`."""
     arrays = contents.arrays
     try:
+        if int(arrays[SAVED]) != FORMAT:
+            raise ValueError("it is of another version: save it again")
         local, validation = (
             partition_file.unpack(arrays, f"{name}_indices", f"{name}_ends") if f"{name}_indices" in arrays else None
             for name in ("client_test", "validation")

@@ -258,6 +258,6 @@ def checked_indices(assigned: Sequence[Any], samples: int, clients: int, rule: P
         )
     times = np.bincount(every, minlength=samples)
     if (times != 1).any():
-        row = int(np.argmax(times != 1))
-        raise BadInput(f"partition {rule}: row {row} went to {times[row]} clients, every sample goes to exactly one")
+        index = int(np.argmax(times != 1))
+        raise BadInput(f"partition {rule}: sample {index} is at {times[index]} clients, every sample must be at one")
     return [ids.astype(np.int64) for ids in indices]

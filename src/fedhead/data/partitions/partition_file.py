@@ -53,7 +53,7 @@ def unpack(entries: dict[str, NDArray[Any]], values: str, ends: str) -> list[Ind
 
 
 def check_indices(clients: list[Indices] | None, limit: int, name: str) -> None:
-    """Raise `BadInput` if a client has a row outside 0 … limit-1."""
+    """Raise `BadInput` if a client has an index outside 0 … limit-1."""
     indices = np.concatenate(clients or [np.zeros(0, np.int64)])
     require(((indices >= 0) & (indices < limit)).all(), f"{name} are not among its {limit} samples")
 

@@ -58,10 +58,10 @@ def check(job: Job, k: int, phases: set[int]) -> None:
     phase_run = next(runs)
     for number in range(max(phases) + 1):
         if number in phases:
-            rows = (
+            samples = (
                 ids if phase_run.step.phase.data == "private" else torch.from_numpy(job.public_indices).to(ids.device)
             )
-            _check_phase(phase_run, rows)
+            _check_phase(phase_run, samples)
         if number < max(phases):
             phase_run = runs.send(phase_run.carry)
     runs.close()
@@ -84,7 +84,7 @@ def _padded_phases(job: Job, k: int) -> set[int]:
     }
 
 
-def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
+def _check_phase(phase_run: PhaseRun, samples: Tensor) -> None:
     step, batches = phase_run[:2]
     program, pool = step.program, step.program.source(step.phase.data)
     # not always the last step, because training may end in the middle of an epoch
@@ -94,8 +94,8 @@ def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
     tested = torch.cat([real, padding])
     batch = Batch(map_inputs(lambda t: t[tested], full.x), *(t[tested] for t in full[1:]))
     # Replace each padding row by the next sample, so that the loss sees real samples only.
-    indices = (batch.indices[len(real) :].unsqueeze(1) == rows).int().argmax(1)
-    others = torch.cat([batch.indices[: len(real)], rows[(indices + 1) % len(rows)]])
+    places = (batch.indices[len(real) :].unsqueeze(1) == samples).int().argmax(1)
+    others = torch.cat([batch.indices[: len(real)], samples[(places + 1) % len(samples)]])
     changed_batch = pool.batch(others, batch.weight, batch.key if pool.transform.augment else None)
     tolerance = TOLERANCE_BF16 if program.bf16 else TOLERANCE
     outcomes = _outcome(phase_run, batch, key), _outcome(phase_run, changed_batch, key)

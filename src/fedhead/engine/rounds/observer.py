@@ -38,7 +38,7 @@ class Snapshot:
         history: Records of all rounds so far.
         memories: Memory of each callback.
         kept: States that the run ends with, if a callback has kept a round; else None.
-        stopped: Name of the callback or function that stopped the run after this round; None: not stopped.
+        stopped: What stopped the run after this round: a callback, a function, or "privacy"; None: not stopped.
         compiled_from: First round with compiled steps; None: none so far. A run resumed before that round compiles from
             the same round on.
     """

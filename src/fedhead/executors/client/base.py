@@ -65,5 +65,5 @@ class Executor(Component):
         raise NotImplementedError
 
     def report(self) -> ExecutorReport:
-        """Return the preparation time and the compilation status."""
+        """Return the compile time and the compilation status."""
         return ExecutorReport()

@@ -56,7 +56,7 @@ class Lanes(Executor):
         return self.train_all([job])[0]
 
     def report(self) -> ExecutorReport:
-        """Return the preparation time and the compilation status."""
+        """Return the compile time and the compilation status."""
         return self._report
 
     def train_all(self, jobs: Sequence[Job]) -> list[list[Reply]]:

@@ -24,14 +24,14 @@ from fedhead.executors.client.client_round import Carry, PhaseBatches, PhaseRun,
 from fedhead.executors.compiling.process import CompilerProcess
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace
 from fedhead.executors.stack.slots import Plan, plan
-from fedhead.executors.stack.step_graphs import Preparer, StepGraphs, compiling, copy_each, copy_into, static_copy
+from fedhead.executors.stack.step_graphs import CompileTimer, StepGraphs, compiling, copy_each, copy_into, static_copy
 
 TABLE_STEPS = 256  # steps whose batches are in the table on the device
 MAX_PLANS = 16  # cached plans
 
 
-class CompilationPolicy(Preparer, Protocol):
-    """Policy that decides when steps are compiled, and counts the preparation time.
+class CompilationPolicy(CompileTimer, Protocol):
+    """Policy that decides when steps are compiled, and counts the compile time.
 
     Attributes:
         compiler: Background compiler; None: steps are compiled before training.

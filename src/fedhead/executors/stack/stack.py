@@ -74,7 +74,7 @@ class Stack(Executor):
         return ReplySet.of_jobs(self.name, jobs, replies, check.result)
 
     def report(self) -> ExecutorReport:
-        """Return the preparation time and the compilation status."""
+        """Return the compile time and the compilation status."""
         return self._report
 
     def train_all(self, jobs: Sequence[Job]) -> list[Sequence[Reply]]:

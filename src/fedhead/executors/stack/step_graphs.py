@@ -1,4 +1,4 @@
-"""CUDA graphs of a step on static tensors, their cache keys and their preparation time."""
+"""CUDA graphs of a step on static tensors, their cache keys and their compile time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedhead.executors.client.client_round import PhaseRun
 from fedhead.models.module_digest import value_digest
 
 
-class Preparer(Protocol):
-    """Object that counts the seconds of preparation."""
+class CompileTimer(Protocol):
+    """Object that counts the seconds of compiling and capturing."""
 
     compile_seconds: float
 
@@ -28,7 +28,7 @@ class Preparer(Protocol):
 class StepGraphs:
     """Graphs of one step and of several steps; fewer replays mean less idle time between graphs."""
 
-    def __init__(self, owner: Preparer, work: Callable[[int], None], steps_per_graph: int = 8):
+    def __init__(self, owner: CompileTimer, work: Callable[[int], None], steps_per_graph: int = 8):
         self.owner, self.work, self.steps_per_graph = owner, work, steps_per_graph
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
 
@@ -43,7 +43,7 @@ class StepGraphs:
 
 
 @contextmanager
-def compiling(owner: Preparer) -> Iterator[None]:
+def compiling(owner: CompileTimer) -> Iterator[None]:
     """Add the time spent in this context to the owner's `compile_seconds`; work queued before does not count."""
     torch.cuda.synchronize()
     begin = time.perf_counter()

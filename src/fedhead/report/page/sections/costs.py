@@ -75,7 +75,7 @@ def _megabytes(rows: Sequence[Row]) -> float:
 
 
 def time_section(content: Content) -> Section | None:
-    """Return the seconds spent on preparation, rounds and stages."""
+    """Return the seconds spent on compiling, rounds and stages."""
     entries = [(entry, [_seconds(run) for run in entry.runs]) for entry in content.methods if entry.runs]
     if not entries:
         return None
@@ -91,7 +91,7 @@ def time_section(content: Content) -> Section | None:
 def _seconds(run: Run) -> dict[str, float]:
     """Return the seconds of a finished run by activity."""
     result = run.result or {}
-    out = {"preparation": float(result.get("compile_seconds") or 0.0), "rounds": sum(r["seconds"] for r in run.rows)}
+    out = {"compiling": float(result.get("compile_seconds") or 0.0), "rounds": sum(r["seconds"] for r in run.rows)}
     return out | {
         f"stage {name}": float(row.get("seconds") or 0.0) for name, row in (result.get("stages") or {}).items()
     }
