@@ -199,7 +199,7 @@ def carried_over(rows: Rows) -> str:
     intervals = [interval(one) or (0.0, 0.0) for one in gains]
     most = min(zip(gains, mine, strict=True), key=lambda one: fmean(one[0]))[1]
     above, below = sum(low > 0 for low, _ in intervals), sum(high < 0 for _, high in intervals)
-    return f"""What was found on one split does not always carry over to others: of the {len(mine)} rows above, {better}
+    return f"""Settings tuned on one split do not always win on others: of the {len(mine)} rows above, {better}
 have a higher mean when tuned. The interval of the paired difference lies above 0 for {above} of them, and below 0 for
 {below}. The split has about 210 validation samples, and large steps that win there can be too large elsewhere;
 `{most.method}` loses most by them. Search on your own split, or compare the best few settings over several seeds."""
