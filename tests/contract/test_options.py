@@ -86,7 +86,7 @@ CHANGES: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("ccvr", "power"): (0.25, {"tukey": "both"}),
     ("ccvr", "covariance"): ("diagonal", {}),
     ("ccvr", "rank"): (1, {"covariance": "low-rank", "rank": 3}),
-    ("ccvr", "free"): (True, {"method": "fedetf"}),
+    ("ccvr", "any_head"): (True, {"method": "fedetf"}),
     ("finetune", "full_lr"): (True, {}),
     ("finetune_ccvr", "full_lr"): (True, {}),
     ("finetune_ccvr", "samples"): (30, {}),
@@ -132,7 +132,7 @@ CHANGES: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("recalibrate", "momentum"): (0.0, {}),
     ("recalibrate", "weight_decay"): (0.1, {}),
     ("recalibrate", "batch_size"): (16, {}),
-    ("recalibrate", "free"): (True, {"method": "fedetf"}),
+    ("recalibrate", "any_head"): (True, {"method": "fedetf"}),
 }
 QUICK = {"ccvr": {"samples": 20}, "finetune_ccvr": {"epochs": 5}, "finetune_etf": {"iterations": 2}}
 

@@ -72,7 +72,7 @@ def test_new_tables_are_encoded_by_the_schema_as_those_of_training(caplog: pytes
     }
     schema = TableSchema.from_mapping(entries)
     train = {"age": [61, 48], "grade": [1, 2], "stage": ["0.0", "II"], "y": ["ill", "well"]}
-    columns = schema.encoding([schema.found(schema.table(pd.DataFrame(train)))], missing=True)
+    columns = schema.encoding([schema.categories(schema.table(pd.DataFrame(train)))], missing=True)
     assert columns.names == ("age", "grade=1", "grade=2", "stage=0", "stage=II")
     rows = pd.DataFrame({"age": ["50", None], "grade": [2, 1.0], "stage": [0, "II"]})
     np.testing.assert_array_equal(columns.encode(rows), [[50, 0, 1, 1, 0], [np.nan, 1, 0, 0, 1]])
@@ -86,7 +86,7 @@ def test_new_tables_are_encoded_by_the_schema_as_those_of_training(caplog: pytes
     ):
         with pytest.raises(BadInput, match=reason):
             columns.encode(rows.assign(**change))
-    full = schema.encoding([schema.found(schema.table(pd.DataFrame(train)))], missing=False)
+    full = schema.encoding([schema.categories(schema.table(pd.DataFrame(train)))], missing=False)
     with pytest.raises(BadInput, match="the table has no column 'age'"):
         full.encode(rows[["grade", "stage"]])
     assert TableColumns.from_json(columns.to_json()) == columns
@@ -113,7 +113,7 @@ def test_a_table_that_does_not_fit_is_refused_with_the_column(change: dict[str, 
 def test_a_column_that_is_left_out_counts_as_empty() -> None:
     table = SCHEMA_OF_CLINICS.table(clinic(0), leave_out=["patient", "ward", "year"])
     assert table["ward"].isna().all()
-    assert SCHEMA_OF_CLINICS.found(table)["ward"] == [None]
+    assert SCHEMA_OF_CLINICS.categories(table)["ward"] == [None]
 
 
 def test_sums_of_clients_are_those_of_the_pooled_table() -> None:
@@ -164,7 +164,7 @@ def test_only_what_is_asked_for_is_told() -> None:
     silent = statistics(Preprocessing(True, None))[0]
     assert all(numbers[3:] == (0.0, 0.0) for numbers in silent.sums.values())  # no squares
     assert (silent.histograms, silent.classes) == ({}, ())
-    assert silent.found == {"sex": (), "ward": ("a", "b", "c", None)}
+    assert silent.categories == {"sex": (), "ward": ("a", "b", "c", None)}
     full = SCHEMA_OF_CLINICS.table(clinic(0).ffill().bfill(), leave_out=["patient"])
     nothing = TableStatistics.of(full, np.arange(40), SCHEMA_OF_CLINICS, Preprocessing(False, None))
     assert nothing.sums == {}
@@ -174,7 +174,7 @@ def test_few_rows_are_not_told() -> None:
     change = {"ward": ["z", *clinic(0)["ward"][1:]], "sex": ["x", *clinic(0)["sex"][1:]]}
     table = SCHEMA_OF_CLINICS.table(clinic(0).assign(**change), leave_out=["patient"])
     few = TableStatistics.of(table, np.arange(40), SCHEMA_OF_CLINICS, STANDARD, minimum=2)
-    assert few.found == {"sex": (), "ward": ("a", "b", "c", None)}
+    assert few.categories == {"sex": (), "ward": ("a", "b", "c", None)}
     assert few.sums.keys() == {"age", "year"}
     table["year"] = [2020.0, *[np.nan] * 39]
     with pytest.raises(BadInput, match="column 'year' has values in 1 rows, fewer than min_class_count 2"):
@@ -185,9 +185,9 @@ def test_few_rows_are_not_told() -> None:
     "change",
     [
         {"rows": 0},
-        {"found": {}},
-        {"found": {"sex": [], "ward": ["a" * 300]}},
-        {"found": {"sex": [], "ward": ["\x1b[31m"]}},
+        {"categories": {}},
+        {"categories": {"sex": [], "ward": ["a" * 300]}},
+        {"categories": {"sex": [], "ward": ["\x1b[31m"]}},
         {"sums": {"age": [99, 1.0, 0.0, 1.0, 0.0]}},
         {"sums": {"age": [9, float("nan"), 0.0, 1.0, 0.0]}},
         {"histograms": {"age": [1]}},

@@ -80,11 +80,11 @@ def test_a_phase_with_nothing_to_train_is_refused_before_any_round() -> None:
         simulate("fedrep", "classifier", Loop(), rounds=0)
 
 
-@pytest.mark.parametrize("free", [False, True])
-def test_a_frozen_classifier_is_not_calibrated(free: bool) -> None:
+@pytest.mark.parametrize("any_head", [False, True])
+def test_a_frozen_classifier_is_not_calibrated(any_head: bool) -> None:
     made = simulate("fedavg", "classifier", Loop(), rounds=0)
     with pytest.raises(BadInput, match=r"ccvr: 'classifier\.bias' is frozen"):
-        run(made, stages=[STAGES["ccvr"](free=free)])
+        run(made, stages=[STAGES["ccvr"](any_head=any_head)])
 
 
 def test_fh_run_holds_what_was_frozen_after_the_build() -> None:

@@ -96,7 +96,7 @@ def test_ccvr_follows_any_method_or_says_why_not(name: str) -> None:
     if method.head is not None:
         with pytest.raises(BadInput, match=r"fixed|not linear"):
             run_stage(simulation.using(Loop()), stage)
-        stage = dataclasses.replace(stage, free=True)
+        stage = dataclasses.replace(stage, any_head=True)
     if not set(method.shared) & {"extractor", "classifier"}:
         with pytest.raises(BadInput, match=f"ccvr can't follow {name}"):
             run_stage(simulation.using(Loop()), stage)

@@ -30,7 +30,7 @@ from fedhead.stages.ncm import NCM
 from fedhead.stages.ridge import Ridge
 
 LOCAL = LocalTraining(epochs=1, batch_size=8)
-STAGES = [NCM(), FedCOF(), LDA(), Ridge(alpha=1.0), CCVR(samples=4, epochs=1, free=True)]
+STAGES = [NCM(), FedCOF(), LDA(), Ridge(alpha=1.0), CCVR(samples=4, epochs=1, any_head=True)]
 
 
 def features_times(factor: float) -> Attack:

@@ -59,7 +59,7 @@ def calibrate(
     chosen, w = _stage(stage), weights(model)
     merged, parts = _merged(chosen, statistics)
     if isinstance(chosen, CCVR):
-        check_head(model, chosen.free, "calibrate")
+        check_head(model, chosen.any_head, "calibrate")
     _refuse_misfit(merged, model.classes, model.features, fingerprint(w))
     head = _new_classifier(chosen, model, w.part("classifier"), merged, parts, seed)
     if isinstance(chosen, ClosedFormHead):

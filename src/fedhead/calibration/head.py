@@ -12,12 +12,12 @@ from fedhead.core.training import random
 from fedhead.models.split_model import SplitModel
 
 
-def check_head(model: SplitModel, free: bool, who: str) -> None:
+def check_head(model: SplitModel, any_head: bool, who: str) -> None:
     """Check that a model's head can be calibrated: it must be trainable and linear in the features.
 
     Args:
         model: Model to check.
-        free: Whether to allow heads that are fixed or not linear.
+        any_head: Whether to allow heads that are fixed or not linear.
         who: Name of the caller, for error messages.
 
     Raises:
@@ -27,19 +27,19 @@ def check_head(model: SplitModel, free: bool, who: str) -> None:
         raise BadInput(
             f"{who}: {frozen[0]!r} is frozen, so there is nothing to calibrate; leave the classifier trainable"
         )
-    if free:
+    if any_head:
         return
     kind = type(model.classifier).__name__
     fixed = sorted(name for name in model.fixed if name.startswith("classifier."))
     if fixed:
         raise BadInput(
             f"{who}: the head {kind} keeps {fixed[0]!r} fixed, so there is nothing to calibrate; "
-            f"use a linear head (model.head=linear), or free=true to train it after all"
+            f"use a linear head (model.head=linear), or any_head=true to train it after all"
         )
     if not linear(model):
         raise BadInput(
             f"{who}: the head {kind} is not linear in the features, as calibration assumes; "
-            f"use a linear head (model.head=linear), or free=true to train it all the same"
+            f"use a linear head (model.head=linear), or any_head=true to train it all the same"
         )
 
 

@@ -61,7 +61,7 @@ class CCVR(StatisticsStage):
     power: Annotated[float, Above(0), AtMost(1)] = 0.5  # λ of Tukey's transformation
     covariance: Literal["full", "diagonal", "low-rank"] = "full"  # form of the covariances Σ_c that clients send
     rank: Annotated[int, AtLeast(0)] = 16  # rank of a low-rank covariance; its diagonal stays exact
-    free: bool = False  # also calibrate heads that are fixed or not linear in the features
+    any_head: bool = False  # also calibrate heads that are fixed or not linear in the features
 
     protectable: ClassVar[bool] = True
 
@@ -93,7 +93,7 @@ class CCVR(StatisticsStage):
         """Check that the heads can be calibrated."""
         super().check(models, federation)
         for model in models:
-            check_head(model, self.free, "ccvr")
+            check_head(model, self.any_head, "ccvr")
             if self.covariance == "low-rank" and self.rank > model.features:
                 raise BadInput(f"stage.ccvr.rank: {self.rank} is more than the features' {model.features} dimensions")
 

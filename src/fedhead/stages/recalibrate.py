@@ -43,7 +43,7 @@ class Recalibrate(Stage):
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # momentum of SGD
     weight_decay: Annotated[float, AtLeast(0)] = 1e-5  # L2 penalty of SGD
     batch_size: Annotated[int, AtLeast(1)] = 64  # features per step
-    free: bool = False  # also calibrate heads that are fixed or not linear in the features
+    any_head: bool = False  # also calibrate heads that are fixed or not linear in the features
 
     def on_method(self, method: Method) -> Self:
         """Check that the method has a global model."""
@@ -55,7 +55,7 @@ class Recalibrate(Stage):
         """Check that the heads can be calibrated."""
         super().check(models, federation)
         for model in models:
-            check_head(model, self.free, "recalibrate")
+            check_head(model, self.any_head, "recalibrate")
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Train the head on the pooled features of all clients."""

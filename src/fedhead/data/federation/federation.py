@@ -295,7 +295,7 @@ class Federation(FederationData):
             read = partial(schema.tables, objective=options.objective, leave_out=leave_out)
             split = {f"client {name}": read(source) for name, source in named.items()}
             reader = Reader([], label=schema.label, missing=missing)
-            reader.table = schema.encoding([schema.found(train) for train, _ in split.values()], missing)
+            reader.table = schema.encoding([schema.categories(train) for train, _ in split.values()], missing)
             options = replace(options, class_names=options.class_names or schema.classes)
         else:
             require(not leave_out, "leave_out: it is for tables with a schema; select columns with inputs")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SUFFIXES = (".csv", ".parquet")
-Found = Mapping[str, Collection[str | None]]  # categories by column; None: some cells are empty
+Categories = Mapping[str, Collection[str | None]]  # categories by column; None: some cells are empty
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class TableSchema:
         read = partial(self.table, leave_out=leave_out, objective=objective)
         return read(parts["train"]), None if parts.get("test") is None else read(parts["test"])
 
-    def found(self, frame: pd.DataFrame) -> dict[str, list[str | None]]:
+    def categories(self, frame: pd.DataFrame) -> dict[str, list[str | None]]:
         """Return the categories of a table's columns, in rising order; None is the last if some cells are empty."""
         return {
             name: [*sorted(frame[name].dropna().unique()), *([None] if frame[name].isna().any() else [])]
@@ -232,11 +232,11 @@ class TableSchema:
             if column.type == "category"
         }
 
-    def encoding(self, categories: Sequence[Found], missing: bool) -> TableColumns:
+    def encoding(self, categories: Sequence[Categories], missing: bool) -> TableColumns:
         """Return the encoding of the columns, given the categories of each client's table.
 
         Args:
-            categories: Categories that each client has, from `found`.
+            categories: Categories that each client has, from `categories`.
             missing: Whether cells may be empty.
 
         Raises:

@@ -58,7 +58,7 @@ class TableStatistics:
 
     Args:
         rows: Number of training rows.
-        found: Categories by column, and None if a cell is empty; only None where the schema lists the categories.
+        categories: Categories by column, and None if a cell is empty; only None where the schema lists the categories.
         classes: Labels in rising order; empty if the schema lists the classes.
         sums: Numbers of `to_numbers` by column of numbers, over the training rows.
         histograms: Histograms by column of numbers, over the training rows.
@@ -66,13 +66,13 @@ class TableStatistics:
 
     reveals: ClassVar[Mapping[str, str]] = {  # sentence about each entry, for `fedhead wire`
         "rows": "number of training rows",
-        "found": "names of the categories that enough rows have, if the schema lists none; whether cells are empty",
+        "categories": "categories that enough rows have, if the schema lists none; whether cells are empty",
         "classes": "names of the classes that enough rows have",
         "sums": "number of values, their mean, and with normalize=standard their deviation",
         "histograms": "distribution of the values, an outlier to 1/256 of the range",
     }
     rows: Count
-    found: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
+    categories: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     sums: dict[str, tuple[Count, Number, Number, Number, Number]] = field(default_factory=dict)
     histograms: dict[str, tuple[Count, ...]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class TableStatistics:
         Raises:
             BadInput: If a category is not in the schema's list, or there are fewer rows behind a sum.
         """
-        categories = schema.found(frame)
+        categories = schema.categories(frame)
         local = schema.encoding([categories], wanted.missing)
         x = torch.from_numpy(local.encode(frame))[rows]
         sums = {name: part for name, part in zip(local.names, feature_sums(x), strict=True) if name in local.of_numbers}
@@ -109,7 +109,7 @@ class TableStatistics:
         unlisted = {name for name in categories if schema.columns[name].categories is None}
         return cls(
             rows=len(rows),
-            found={
+            categories={
                 name: (
                     *(_large(frame[name], minimum) if name in unlisted else ()),
                     *([None] if None in values else []),
@@ -131,12 +131,12 @@ class TableStatistics:
             BadInput: If they are not statistics of such a table.
         """
         read = from_mapping(cls, entries, "entry")
-        words = [value for values in (*read.found.values(), read.classes) for value in values if value is not None]
+        words = [value for values in (*read.categories.values(), read.classes) for value in values if value is not None]
         numbers = {name for name, column in schema.columns.items() if column.type == "number"}
         require(
             read.rows > 0
-            and read.found.keys() == schema.columns.keys() - numbers
-            and all(len(values) <= MOST for values in (*read.found.values(), read.classes))
+            and read.categories.keys() == schema.columns.keys() - numbers
+            and all(len(values) <= MOST for values in (*read.categories.values(), read.classes))
             and all(0 < len(word) <= LONGEST and word.isprintable() for word in words)
             and read.sums.keys() | read.histograms.keys() <= numbers
             and all(values[0] <= read.rows for values in read.sums.values())
@@ -205,7 +205,7 @@ class FittedTable:
         Raises:
             BadInput: If they are inconsistent.
         """
-        columns = schema.encoding([part.found for part in parts], wanted.missing)
+        columns = schema.encoding([part.categories for part in parts], wanted.missing)
         numbers, quantiles = set(columns.of_numbers), wanted.normalize == "quantiles"
         asked = (numbers if wanted.sums else set(), numbers if quantiles else set())
         if any((set(part.sums), set(part.histograms)) != asked for part in parts):

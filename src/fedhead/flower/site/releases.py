@@ -91,8 +91,8 @@ class Releases:
         planned = {key: mu for key, mu in planned.items() if not any(key[:2] == old[:2] for old in earlier)}
         self.policy.check_privacy(experiment.privacy, [*planned.values(), *earlier.values()], open_replies)
 
-    def spend(self, request: Request, stage: Stage, privacy: Sequence[Protection]) -> dict[str, float]:
-        """Return the budget that a reply spends; another reply to the same exchange would spend it twice."""
+    def cost(self, request: Request, stage: Stage, privacy: Sequence[Protection]) -> dict[str, float]:
+        """Return the privacy budget that a reply costs; another reply to the same exchange would cost it twice."""
         earlier = self._spent()
         if request.secure is not None:  # a sum that failed may be repeated, and costs as much again
             self.policy.check_privacy(privacy, [*earlier.values(), stage.mu], [])
@@ -106,7 +106,7 @@ class Releases:
         delta = stage.release.protection.delta
         return {"epsilon": gaussian.epsilon_of(delta, stage.mu), "delta": delta, "mu": stage.mu}
 
-    def spend_round(self, request: Request, private: PrivateSamples, k: int, samples: int) -> dict[str, float]:
+    def round_cost(self, request: Request, private: PrivateSamples, k: int, samples: int) -> dict[str, float]:
         """Return ε and δ of all rounds that the site has sent in this run, including this one."""
         run = (request.spec.experiment, TRAIN)
         earlier = [entry for entry in self._private_replies() if (entry["run"], entry["algorithm"]) == run]

@@ -168,10 +168,10 @@ class Site:
         (reply,) = Loop().train(job)
         spent = {}
         if isinstance(algorithm, Stage) and algorithm.protected and algorithm.class_rows:
-            spent = self.releases.spend(request, algorithm, clients.experiment.privacy)
+            spent = self.releases.cost(request, algorithm, clients.experiment.privacy)
             reply = reply._replace(send=algorithm.add_noise(reply.send, k, clients.task_of(k)))
         elif request.algorithm == TRAIN and isinstance(clients.privacy, PrivateSamples):
-            spent = self.releases.spend_round(request, clients.privacy, k, response.samples)
+            spent = self.releases.round_cost(request, clients.privacy, k, response.samples)
         for tree in (reply.send, reply.keep):  # a diverged state is neither sent nor kept
             reply_check.check_finite(tree, f"client {k}, round {request.round}")
         send = reply.send

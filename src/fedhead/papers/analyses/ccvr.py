@@ -192,7 +192,7 @@ def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
         inputs = simulation.clients.pool.view(mine, None)
         result = inversion.inversions(simulation.task.model, w, inputs, seed=options.seed)
         titles = ["original", *("its feature" if n == 1 else f"mean of {n}" for n in result.numbers)]
-        images = zip(titles, [result.original, *result.found], strict=True)
+        images = zip(titles, [result.original, *result.reconstructions], strict=True)
         shown[str(names[c]) if names else f"class {c}"] = {title: image.cpu().numpy() for title, image in images}
         numbers["features_in_the_mean"][str(c)] = list(result.numbers)
         numbers["error"][str(c)] = result.errors()

@@ -120,7 +120,7 @@ class LocalView(NamedTuple):
 
     clients: list[int]
     prototypes: Tensor  # [K, C, d], class means of each client's samples
-    held: Tensor  # [K, C], mask of each client's classes
+    has_class: Tensor  # [K, C], mask of each client's classes
     vectors: Tensor  # [K, C, d], rows of each client's classifier
 
 
@@ -141,6 +141,6 @@ def round_metrics(simulation: Simulation, executor: Executor, round: int) -> dic
     """Compute all metrics after a round: of the global model, and of the clients' models in the next round."""
     row: dict[str, float] = {"round": round, **measure(simulation)._asdict()}
     view = local_view(simulation, executor, round + 1)
-    row["prototype_consistency"] = consistency(view.prototypes, view.held)
+    row["prototype_consistency"] = consistency(view.prototypes, view.has_class)
     row["classifier_consistency"] = consistency(view.vectors)
     return row

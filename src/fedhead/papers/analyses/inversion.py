@@ -70,12 +70,12 @@ class Inversions:
 
     original: Tensor  # [c, h, w]
     numbers: Sequence[int]  # number of features averaged in each mean; 1: a single feature
-    found: Tensor  # reconstructions, [len(numbers), c, h, w]
+    reconstructions: Tensor  # [len(numbers), c, h, w]
 
     def errors(self) -> list[float]:
         """Return the squared errors relative to that of a constant image: 0 is identical, 1 no better than constant."""
         blank = (self.original - self.original.mean()).square().sum().clamp_min(1e-12)
-        return [float((x - self.original).square().sum() / blank) for x in self.found]
+        return [float((x - self.original).square().sum() / blank) for x in self.reconstructions]
 
 
 def inversions(

@@ -68,9 +68,9 @@ def reproduce(
     scale = cells[0].scale
     context = MeasureContext(out, Results(results), compute, budget, log, shard, engine)
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # by seed: an interrupted table has values for every cell
-    stored = _found(planned, context.results)
+    stored = _rows(planned, context.results)
     enter_finished(planned, context)
-    finished = [row for row in _found(planned, context.results) if row not in stored]
+    finished = [row for row in _rows(planned, context.results) if row not in stored]
     for place, known in ((context.results.folder, stored), (out, finished)):
         if known:
             log(_stored(known, place, len(planned), context))
@@ -90,7 +90,7 @@ def reproduce(
             cells=[
                 cell_result(
                     cell,
-                    _found([r for r in planned if r.cell is cell], context.results),
+                    _rows([r for r in planned if r.cell is cell], context.results),
                     cell.scale == "full" and has_published_settings(table, cell),
                 )
                 for cell in cells
@@ -108,8 +108,8 @@ def reproduce(
     return result
 
 
-def _found(repetitions: Sequence[Repetition], results: Results) -> list[Measurement]:
-    return [row for r in repetitions if (row := r.found(results)) is not None]
+def _rows(repetitions: Sequence[Repetition], results: Results) -> list[Measurement]:
+    return [row for r in repetitions if (row := r.row(results)) is not None]
 
 
 def _stored(known: Sequence[Measurement], place: Path | None, planned: int, context: MeasureContext) -> str:

@@ -46,7 +46,7 @@ class Repetition:
         split = [] if self.recipe.partition_seed is None else [f"split {self.recipe.partition_seed}"]
         return ", ".join([" ".join([self.cell.name, *self.cell.overrides]), f"seed {self.recipe.seed}", *split])
 
-    def found(self, results: Results) -> Measurement | None:
+    def row(self, results: Results) -> Measurement | None:
         """Return the row if it is already measured."""
         return results.find(self.digest, self.split, self.recipe.seed)
 
@@ -116,17 +116,17 @@ def enter_finished(repetitions: Sequence[Repetition], context: MeasureContext) -
         context: Options and results.
     """
     for repetition in repetitions:
-        if repetition.found(context.results) is None:
+        if repetition.row(context.results) is None:
             path = folder(context.out, repetition.recipe)
             if (result := result_of(path)) is not None:
                 context.results.add(_measurement(repetition, result, RunFolder.open(path).environment()))
-    return [repetition for repetition in repetitions if repetition.found(context.results) is None]
+    return [repetition for repetition in repetitions if repetition.row(context.results) is None]
 
 
 def _enter_known(repetitions: Sequence[Repetition], context: MeasureContext) -> None:
     """Record results of other tables under this table's names."""
     for repetition in repetitions:
-        cell, row = repetition.cell, repetition.found(context.results)
+        cell, row = repetition.cell, repetition.row(context.results)
         if row is not None:
             overrides = " ".join(cell.overrides)
             context.results.add(replace(row, table=repetition.table, cell=cell.name, overrides=overrides))
