@@ -86,7 +86,7 @@ def test_local_views_are_those_of_the_round_that_follows(name: str) -> None:
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
     fed = simulation.clients.federation
     held = [torch.bincount(fed.train.y[fed.indices[k]], minlength=CLASSES) > 0 for k in loop.clients]
-    assert torch.equal(loop.held, torch.stack(held))
+    assert torch.equal(loop.has_class, torch.stack(held))
     train_round(simulation.using(Loop()), 1)
     shares = [float(len(fed.indices[k])) for k in loop.clients]
     mean = sum(n * v for n, v in zip(shares, loop.vectors, strict=True)) / sum(shares)

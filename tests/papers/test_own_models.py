@@ -53,7 +53,7 @@ def test_features_of_the_clients_own_samples(models: Callable[[], list[SplitMode
 
     stacked, apart = view(Stack()), view(Loop())
     assert stacked.clients == apart.clients == simulation.clients.holders
-    assert torch.equal(stacked.held, apart.held)
+    assert torch.equal(stacked.has_class, apart.has_class)
     torch.testing.assert_close(stacked.prototypes, apart.prototypes, atol=1e-10, rtol=1e-10)
     # and by hand for one client
     k = simulation.clients.holders[-1]
