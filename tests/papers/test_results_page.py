@@ -123,6 +123,16 @@ def test_a_difference_is_shown_where_the_published_value_is_for_the_settings(tmp
     assert [row[5] for row in rows] == ["58.55 ± 0.98"] * 2 + ["62.68 ± 0.54"] * 2 + ["91.50"] * 3  # beside each
 
 
+def test_a_value_that_only_a_variant_agrees_with_is_counted_apart(tmp_path: Path) -> None:
+    pattern = r"(\d+) are within 2 points, (\d+) more with a variant"
+    cell = {"emnist CA": {0: 91.0}}  # published: 91.50
+    enter(tmp_path, "fedclassavg/table4", {"emnist CA": {0: 80.0}})
+    enter(tmp_path, "fedclassavg/table4", cell, {"lr": 0.02})  # no variant
+    assert count(tmp_path, pattern) == ["0", "0"]
+    enter(tmp_path, "fedclassavg/table4", cell, {"dataset": "emnist-letters-union"})
+    assert count(tmp_path, pattern) == ["0", "1"]
+
+
 @pytest.mark.slow
 def test_a_readme_of_the_users_own_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})

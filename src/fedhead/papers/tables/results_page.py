@@ -189,8 +189,11 @@ def page(
     """Format the page as Markdown."""
     matched = [line for per_table in measured.values() for line in per_table if line.result.difference is not None]
     known = {published_place(line.cell) for line in matched}
-    varied = {published_place(line.cell): line for line in others if line.result.difference is not None}
+    comparable = [line for line in others if line.result.difference is not None]
+    varied = {published_place(line.cell): line for line in comparable}
     matched += [line for place, line in varied.items() if place not in known]
+    agreeing = {published_place(line.cell) for line in comparable if line.within_points}
+    explained = sum(not line.within_points and published_place(line.cell) in agreeing for line in matched)
     close, near, loose = (
         sum(getattr(line, rule) for line in matched) for rule in ("close", "within_points", "loosely_close")
     )
@@ -202,8 +205,9 @@ def page(
         f"{len(varied.keys() - known)} of them by a variant alone (under Other settings). {close} of "
         f"{len(matched)} cells are close to theirs: within {CLOSE:g} points and within twice the standard error of the "
         "difference, from both deviations over seeds (where one is unknown, the other stands for it). "
-        f"{near} are within {CLOSE:g} points. {loose} are loosely close: within {CLOSE:g} points, or within twice the "
-        "published deviation, which may be many points, or with the published value in the range of our runs. "
+        f"{near} are within {CLOSE:g} points, {explained} more with a variant of their table. {loose} are loosely "
+        f"close: within {CLOSE:g} points, or within twice the published deviation, which may be many points, or with "
+        "the published value in the range of our runs. "
         f"{single} cells have one split and one seed. A cell that stands in several tables, as FedAvg's do, counts in "
         "each, here and under Tables, but once among the published values.",
         f"Made by `fedhead reproduce --summary --results {results.folder}` from `results.csv`, one row per cell, split "
