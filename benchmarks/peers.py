@@ -57,7 +57,7 @@ def images(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def held(name: str) -> list[tuple[Tensor, Tensor]]:
-    """What each client of a peer holds: images as the model wants them, and labels."""
+    """Return each client's samples for a peer: images as the model wants them, and labels."""
     x, y = images(name)
     ready = torch.from_numpy(x).float().div_(127.5).sub_(1)
     return list(zip(ready.chunk(CLIENTS), torch.from_numpy(y).chunk(CLIENTS), strict=True))
@@ -217,7 +217,7 @@ def worker_model(name: str) -> nn.Module:
 
 
 def flower_train(message: Any, context: Any) -> Any:
-    """What Flower's ClientApp does with a message of the server."""
+    """Answer a message of the server as Flower's ClientApp does."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
     model = worker_model(str(message.content["config"]["model"]))

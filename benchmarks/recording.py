@@ -1,4 +1,4 @@
-"""What recording costs: rounds with and without the losses, alternating in one process, the median over the turns.
+"""Cost of recording: rounds with and without the losses, alternating in one process, the median over the turns.
 
     python benchmarks/recording.py [--device cuda] [--executor loop]
 

@@ -46,7 +46,7 @@ CASES: Mapping[str, Sequence[str]] = {
 
 
 class Usage(NamedTuple):
-    """What a command took."""
+    """Time and memory of a command."""
 
     seconds: float  # by the clock
     cpu_seconds: float  # of processors, which other programs beside it change little

@@ -47,7 +47,7 @@ def federation(name: str) -> fh.Federation:
 
 
 def plain_round(model: nn.Module, fed: fh.Federation, job: Job) -> None:
-    """What a reader of PyTorch's tutorials would write: a deep copy a client, `torch.optim`, a loop."""
+    """Train as a reader of PyTorch's tutorials would: a deep copy a client, `torch.optim`, a loop."""
     for place, _ in enumerate(job.clients):
         local = copy.deepcopy(model).train()
         optimizer = torch.optim.SGD(local.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)

@@ -20,7 +20,7 @@ ROUND = re.compile(r": round (\d+)\b")
 
 
 class Command(NamedTuple):
-    """What a `fedhead run` took, in seconds since it was started.
+    """Times of a `fedhead run`, in seconds since it was started.
 
     Args:
         whole: Until it ended.

@@ -1,4 +1,4 @@
-"""What a row of `targets.py` yields, and fedhead's own `bench` as several rows use it."""
+"""Rows of `targets.py`, and fedhead's own `bench` as several rows use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import fedhead` offers is documented: each parameter by name, and what is returned."""
+"""Documentation of the public names: each parameter by name, and the returned value."""
 
 from __future__ import annotations
 

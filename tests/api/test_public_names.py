@@ -1,4 +1,4 @@
-"""What `import fedhead as fh` offers: all that a file outside the package needs, each name with its docstring."""
+"""The public names, `import fedhead as fh`: all that a file outside the package needs, each with its docstring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fedhead bench` times: the clients' part of a round as it is in a run."""
+"""Times of `fedhead bench`: the clients' part of a round as it is in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands show while they run: the rounds, their accuracy, and the time that is left."""
+"""Progress of commands while they run: the rounds, their accuracy, and the time that is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package and its command line load, and when."""
+"""Modules that the package and its command line load, and when."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import fedhead
 
 
 def fresh(code: str) -> str:
-    """What a new interpreter prints."""
+    """Return the output of a new interpreter."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def stderr_of(code: str) -> str:
-    """What a new interpreter writes to the standard error."""
+    """Return a new interpreter's standard error."""
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stderr
 
 

@@ -214,7 +214,7 @@ def test_every_option_of_a_stage_matters(name: str, option: str) -> None:
 
 
 def test_the_same_options_leave_the_same() -> None:
-    """What the tests above call different is not mere chance."""
+    """Differences between options are not mere chance."""
     method = METHODS["fedproto"]()
     once = after_rounds(method)
     trained.cache_clear()

@@ -38,7 +38,7 @@ def ranges(hint: Any) -> list[Range]:
 
 
 def numeric(hint: Any) -> bool:
-    """Whether a number is among what a hint allows."""
+    """Return whether a type hint allows a number."""
     if typing.get_origin(hint) is Literal:
         return False
     return hint in (int, float) or any(numeric(part) for part in typing.get_args(hint))
@@ -140,7 +140,7 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
 
 @dataclass(frozen=True)
 class Penalty(Checked):
-    """What a user's file may hold."""
+    """Penalty of a user's own, with checked parameters."""
 
     mu: Annotated[float, AtLeast(0)] = 0.01
     steps: tuple[int, ...] = ()

@@ -365,7 +365,7 @@ def test_torch_datasets():
 
 
 class FakeHuggingFace:
-    """What is used of a Hugging Face Dataset: its column names, columns and features."""
+    """The used part of a Hugging Face Dataset: its column names, columns and features."""
 
     def __init__(self, columns, names):
         self.columns = columns

@@ -1,4 +1,4 @@
-"""What was made of the very same objects is kept, the latest few."""
+"""Cache keyed by object identity: the latest few results are kept."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def federation(client_test: float | None = None) -> fh.Federation:
 
 
 def asked(callback: fh.Callback, values: list[float | None], metrics: dict[str, Any] | None = None) -> list[Any]:
-    """What a callback asks for after each of a list of values."""
+    """Return a callback's requests after each of a list of values."""
     watching = CallbackList([callback], metrics or {}, validated=True)
     metric = getattr(callback, "metric", "accuracy")
     rows = [{"round": n, **({} if v is None else {"validation": {metric: v}})} for n, v in enumerate(values, 1)]

@@ -1,4 +1,4 @@
-"""What is said of federations of several architectures before anything is computed."""
+"""Checks of federations of several architectures before anything is computed."""
 
 from __future__ import annotations
 

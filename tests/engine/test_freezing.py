@@ -38,7 +38,7 @@ def simulate(name: str, frozen: str, executor: Executor, rounds: int = 2) -> Sim
 
 
 def moved(simulation: Simulation, part: str) -> dict[str, bool]:
-    """Whether each parameter of a part has moved, on the server or at some client."""
+    """Return whether each parameter of a part has moved, on the server or at some client."""
     first = simulation.clients.initial[0].part(part).params
     held = [simulation.server, *simulation.states.kept.values()]
     copies: dict[str, list[torch.Tensor]] = {name: [] for name in first}

@@ -1,4 +1,4 @@
-"""What hooks return in place of trees is refused with the hook's name, and what to return."""
+"""Refusal of hooks' results that are not trees: the hook's name, and what to return."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_the_check_changes_no_number_and_is_made_once(monkeypatch: pytest.Monkey
 
 
 class Mixes(nn.Module):
-    """What a model of one's own may do to the rows of its batch."""
+    """Model that mixes the rows of its batch in one of several ways."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What was prepared for a round that does not come is released; a CPU stands for the GPU."""
+"""Release of work prepared for a round that does not come; a CPU stands for the GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05))
 
 @pytest.fixture(params=["at once", "background"], autouse=True)
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the samples are few enough to be put into tables at once."""
+    """Put the samples into tables at once or in the background."""
     if request.param == "background":
         monkeypatch.setattr(client_batches, "FEW", 0)
 

@@ -41,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=["at once", "background"])
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the samples are few enough to be put into tables at once."""
+    """Return whether the samples are put into tables at once."""
     if request.param == "background":
         monkeypatch.setattr(client_batches, "FEW", 0)
     return bool(request.param == "at once")

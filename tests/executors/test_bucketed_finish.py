@@ -1,4 +1,4 @@
-"""What clients send after training is the same whether their stack is whole or in groups of similar sizes."""
+"""Replies of a stack finished whole and in groups of similar sizes: they are the same."""
 
 from __future__ import annotations
 

@@ -353,7 +353,7 @@ def test_testing_draws_no_batches_but_knows_how_many_there_would_be() -> None:
 
 
 class OnGpu:
-    """What is asked of a pool on a GPU before it is tested."""
+    """Attributes of a pool on a GPU that are read before it is tested."""
 
     device = torch.device("cuda")
 

@@ -1,4 +1,4 @@
-"""What follows a normalization becomes part of it in the graph of a step; tests/gpu compares the numbers."""
+"""Fusion of normalizations with what follows them in the graph of a step; tests/gpu compares the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stack can't do ends in one line: which line of the user's code, why not, and the fix."""
+"""Errors of code that a stack can't run: one line with the user's line, the reason and the fix."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_clients_that_receive_other_forms_are_not_stacked(kind: type[Personal], 
 
 
 class SendsNumber(fh.Method):
-    """What is sent is no tensor."""
+    """Method that sends a value that is no tensor."""
 
     def finish(self, w: Weights, client: Client) -> fh.Reply:
         return fh.Reply(send=fh.Tree(model=w, loss=0.5), keep=fh.Tree())

@@ -1,4 +1,4 @@
-"""What can go wrong between server and sites, on the in-process grid: named, not averaged, the others go on."""
+"""Faults between server and sites, on the in-process grid: named, not averaged, the others go on."""
 
 from __future__ import annotations
 

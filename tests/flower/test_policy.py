@@ -43,7 +43,7 @@ def project(folder: Path, *words: str, keys: str = "") -> Project:
 
 
 def hello(made: Project, **recipe: Any) -> Response:
-    """What the first site says to a server whose recipe has these keys."""
+    """Return the first site's answer to a server whose recipe has these keys."""
     spec = factory.run_spec(made.server())
     spec.recipe.update(recipe)
     site = factory.site_of(str(made.path / "sites" / "north" / "site.yaml"))

@@ -1,4 +1,4 @@
-"""What keeps a module from being used, and what is fixed."""
+"""Check of modules: defects that keep one from being used, and those that are fixed."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PICK = ["fedavg", "hard fedprox"]  # six cells
 
 
 def first_time(work: Callable[[], object]) -> Callable[[str], None]:
-    """What is called with each line of a command's log, and does something when its first run begins."""
+    """Return a log function that does some work at its first line of a run."""
     done: list[object] = []
 
     def log(text: str) -> None:

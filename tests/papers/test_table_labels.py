@@ -1,4 +1,4 @@
-"""What cells of tables are called: by the data that they were run with, and in the lines of progress."""
+"""Labels of tables' cells: the data that they were run with, and the lines of progress."""
 
 from __future__ import annotations
 

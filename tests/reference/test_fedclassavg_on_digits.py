@@ -1,4 +1,4 @@
-"""What FedClassAvg brings on real data: digits, 12 clients of three small architectures, three seeds."""
+"""FedClassAvg's gain on real data: digits, 12 clients of three small architectures, three seeds."""
 
 from __future__ import annotations
 

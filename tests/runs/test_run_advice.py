@@ -1,4 +1,4 @@
-"""What the errors about a run folder advise: to delete the folder only where a file of it is damaged."""
+"""Advice of errors about a run folder: to delete the folder only where a file of it is damaged."""
 
 from __future__ import annotations
 

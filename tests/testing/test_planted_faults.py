@@ -155,7 +155,7 @@ def test_methods(method: type[fh.Method]) -> None:
 
 @dataclass(frozen=True)
 class KnowsTheOthers(fh.Method):
-    """What only a simulation knows: a real site has neither the others' sizes nor their data."""
+    """Method that uses the other clients, which a real site does not know."""
 
     def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
         reply = super().finish(w, client)
