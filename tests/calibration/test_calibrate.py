@@ -347,7 +347,7 @@ def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.Ca
     np.savez(tmp_path / "odd.npz", x=np.zeros((3, 5, 5), np.uint8), y=[0, 1, 2])
     capsys.readouterr()
     assert call([*COLLECT, str(run), str(tmp_path / "odd.npz"), "--out", site]) == 2
-    assert "can't take samples of shape (1, 5, 5)" in capsys.readouterr().err
+    assert "can't take inputs of shape (1, 5, 5)" in capsys.readouterr().err
 
 
 def test_a_run_with_another_head_is_calibrated_by_its_own_rule_or_refused(

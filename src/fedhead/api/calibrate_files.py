@@ -22,7 +22,7 @@ from fedhead.core.components.loading import load_object
 from fedhead.core.system.atomic_file import atomic
 from fedhead.core.system.errors import BadInput, require, user_code
 from fedhead.core.training.batch import PARTS
-from fedhead.core.tree.inputs import map_inputs, to_dtype
+from fedhead.core.tree.inputs import shape_of
 from fedhead.core.tree.tree import Tree
 from fedhead.data.federation.federation import Federation
 from fedhead.data.inputs import labels
@@ -31,7 +31,7 @@ from fedhead.data.inputs.conversion import samples
 from fedhead.data.inputs.labels import Classes
 from fedhead.data.sources import sample_file
 from fedhead.data.transforms.augment import Transform
-from fedhead.data.transforms.named_transforms import AnyTransform
+from fedhead.data.transforms.named_transforms import AnyTransform, check_kind
 from fedhead.models import MODELS, load
 from fedhead.models import build as build_model
 from fedhead.models.split_model import SplitModel, weights
@@ -184,9 +184,7 @@ def load_model_and_data(
         trained = _run_model(checkpoint, run)
     else:
         trained = _architecture(model, classifier, read_file(checkpoint), federation)
-    largest = int(federation.train.y.max())
-    require(largest < trained.classes, f"{site}: label {largest} is outside the model's {trained.classes} classes")
-    _check_inputs(trained, federation, transform, site)
+    check_kind(transform, shape_of(federation.train.x))
     return trained, federation.train, transform
 
 
@@ -228,14 +226,3 @@ def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], fede
     except RuntimeError as error:
         raise BadInput(f"the weights don't fit {model}: {' '.join(str(error).split())[:200]}") from error
     return net if isinstance(net, SplitModel) else split(net, classifier=classifier)
-
-
-def _check_inputs(model: SplitModel, federation: Federation, transform: AnyTransform, site: Path) -> None:
-    """Check that the samples are valid inputs of the model."""
-    try:
-        with torch.no_grad():
-            x: Any = transform(map_inputs(lambda t: t[:1], federation.train.x))
-            model.eval()(to_dtype(x, next(model.parameters()).dtype))
-    except (RuntimeError, ValueError, IndexError, BadInput) as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"{site}: the model can't take samples of shape {federation.input_shape} ({reason})") from error

@@ -8,7 +8,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import forward_errors
 from fedhead.data.federation.federation import Federation, Samples
 from fedhead.engine.clients.features import FeatureExtractor, of_features
 from fedhead.executors import select
@@ -58,14 +58,9 @@ def extract_features(
         warn_if_emulated(where)
     extract = FeatureExtractor(copy.deepcopy(model).to(where), federation.transform, bf16, folder, projected=True)
     parts = [part for part in (federation.train, federation.test, federation.public) if part is not None]
-    try:
-        with counter(sum(len(part.y) for part in parts), "features", not progress) as advance:
-            features = of_features(federation, extract, advance)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        if isinstance(error, BadInput):
-            raise
-        reason = str(error).splitlines()[0]
-        raise BadInput(f"the model can't take inputs of shape {federation.input_shape} ({reason})") from error
+    size, problem = sum(len(part.y) for part in parts), f"the model can't take inputs of shape {federation.input_shape}"
+    with forward_errors(problem), counter(size, "features", not progress) as advance:
+        features = of_features(federation, extract, advance)
 
     def on_cpu(part: Samples | None) -> Samples | None:
         return None if part is None else Samples(part.x.cpu(), part.y)  # type: ignore[union-attr]  # one tensor

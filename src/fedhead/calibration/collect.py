@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics, from_sums
 from fedhead.calibration.sums import Kind, batch_sums
-from fedhead.core.system.errors import BadInput, require_known
+from fedhead.core.system.errors import BadInput, forward_errors, require_known
 from fedhead.core.tree.digest import digest_text
 from fedhead.core.tree.inputs import Inputs, map_inputs, tensors_of
 from fedhead.data.transforms.named_transforms import AnyTransform
@@ -90,12 +90,10 @@ def statistics_of(
 
 
 def _features(model: SplitModel, x: Inputs) -> Tensor:
-    try:
+    shapes = " and ".join(str(tuple(t.shape[1:])) for t in tensors_of(x))
+    with forward_errors(f"the model can't take inputs of shape {shapes}"):
         z: Tensor = model(x).z
-        return z
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        shapes = " and ".join(str(tuple(t.shape[1:])) for t in tensors_of(x))
-        raise BadInput(f"the model can't take inputs of shape {shapes} ({str(error).splitlines()[0]})") from error
+    return z
 
 
 def transform_fingerprint(transform: AnyTransform) -> str:

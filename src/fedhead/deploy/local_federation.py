@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-import ssl
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.deploy import certificates, processes
+from fedhead.deploy.health import Monitor
 from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register
 from fedhead.flower.server import server_status
@@ -127,13 +126,8 @@ class LocalFederation:
         self.log(f"SuperLink is ready on {self.address}")
 
     def _link_answers(self) -> bool:
-        context = ssl.create_default_context(cafile=str(self.project.certs / "ca.crt")) if self.secure else None
-        url = f"{'https' if self.secure else 'http'}://{self.address}/health"
-        try:
-            with urllib.request.urlopen(url, timeout=2, context=context) as reply:
-                return bool(reply.status == 200)
-        except OSError:
-            return False
+        address = f"{'https' if self.secure else 'http'}://{self.address}"
+        return Monitor(self.private, True, address, self.project.certs / "ca.crt").fault() is None
 
     def _start_node(self, site: str) -> subprocess.Popen[bytes]:
         file, certs, port = self.sites[site].path, self.project.certs, self._node_ports[site]

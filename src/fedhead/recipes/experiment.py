@@ -17,7 +17,7 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage, bind
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.components.parameters import check_all
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import forward_errors
 from fedhead.core.training import per_client_counts
 from fedhead.core.training.optimizers import Optimizer, make_optimizer
 from fedhead.core.training.schedules import make_schedule
@@ -182,14 +182,10 @@ def _cached_models(recipe: Recipe, inputs: InputSpec, head: str | None, built: B
 def _forward(model: SplitModel, inputs: InputSpec, recipe: Recipe, client: int) -> None:
     """Check the input shape by a forward pass of a blank sample, before the data is loaded."""
     was = model.training
+    name = recipe.model if isinstance(recipe.model, str) else recipe.model[client]
+    problem = f"model: {name!r} can't take {recipe.dataset}'s inputs of shape {inputs.shape}"
     try:
-        with torch.no_grad():
+        with forward_errors(problem), torch.no_grad():
             model.eval()(to_dtype(blank(inputs.shape, inputs.types), torch.get_default_dtype()))
-    except (RuntimeError, ValueError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        name = recipe.model if isinstance(recipe.model, str) else recipe.model[client]
-        raise BadInput(
-            f"model: {name!r} can't take {recipe.dataset}'s inputs of shape {inputs.shape} ({reason})"
-        ) from error
     finally:
         model.train(was)

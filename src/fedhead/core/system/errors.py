@@ -163,6 +163,22 @@ def machine_fault(error: BaseException | None) -> str | None:
 
 
 @contextmanager
+def forward_errors(problem: str) -> Iterator[None]:
+    """Convert the error of a model that can't take its inputs to `BadInput`.
+
+    Args:
+        problem: Message, which the first line of the error follows in brackets.
+    """
+    try:
+        yield
+    except BadInput:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"{problem} ({reason})") from error
+
+
+@contextmanager
 def user_code(title: str) -> Iterator[None]:
     """Convert any error of a user's function to `BadInput` that names the function.
 

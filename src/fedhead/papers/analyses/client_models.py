@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from fedhead.data.pool import Pool
     from fedhead.engine.rounds.simulation import Simulation
     from fedhead.executors.client.base import Executor
-
-
-CHUNK = 1024  # samples per forward pass
 
 
 class Observer(Algorithm):
@@ -76,21 +72,15 @@ def local_models(simulation: Simulation, executor: Executor, round: int) -> dict
     return {k: reply.send["model"] for k, reply in replies.items()}
 
 
-@torch.no_grad()
 def own_features(simulation: Simulation, models: Mapping[int, Weights]) -> dict[int, tuple[Tensor, Tensor]]:
     """Compute the features z of each client's training samples (not augmented) with its own model.
 
     Returns:
         Features and labels per client.
     """
-    features: dict[int, tuple[Tensor, Tensor]] = {}
-    pool = simulation.clients.pool
-    for client, w in models.items():
-        model = simulation.clients.task_of(client).model.eval()
-        rows = torch.from_numpy(simulation.clients.federation.indices[client]).to(simulation.device)
-        parts = [functional_call(model, dict(w), (pool.view(part, None),)).z for part in torch.split(rows, CHUNK)]
-        features[client] = torch.cat(parts), pool.y[rows]
-    return features
+    clients = simulation.clients
+    indices = {k: torch.from_numpy(clients.federation.indices[k]) for k in models}
+    return {k: features(clients.task_of(k).model, w, clients.pool, indices[k]) for k, w in models.items()}
 
 
 def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) -> dict[int, dict[int, Weights]]:
