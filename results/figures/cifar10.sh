@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Draw the papers' figures at their scale from runs of their tables on CIFAR-10, on a GPU (pip install 'fedhead[analysis]'):
 #   results/figures/cifar10.sh RUNS [PAPER ...]      # RUNS: folder of the runs; those that are there are kept
+#   results/figures/cifar10.sh RUNS labels           # the label distributions alone, in some minutes on a CPU
 # SCALE=small tries it on the digits, in some minutes on a CPU.
 set -euo pipefail
 scale=${SCALE:-full}
@@ -37,7 +38,6 @@ ccvr() { # Dirichlet(0.1)
     draw ccvr/figure11 cka "$fedavg" "$fedprox" "$moon"
     draw ccvr/figure12 norms "$moon" --rounds $rounds
     draw ccvr/figure13 embed "$moon"
-    draw ccvr/figure15 labels "$fedavg"
 }
 
 fedetf() { # three of the ten methods, without the clients' fine-tuning
@@ -51,7 +51,6 @@ fedetf() { # three of the ten methods, without the clients' fine-tuning
     draw fedetf/figure1 classifiers fedetf/iid "$(run fedetf/0.1 fedavg)" "$(run fedetf/0.05 fedavg)"
     draw fedetf/figure4 learning fedetf/0.05
     draw fedetf/figure5 collapse "$(run fedetf/0.05 fedavg)" "$(run fedetf/0.05 fedetf)" --rounds $collapse
-    draw fedetf/figure7 labels "$(run fedetf/0.1 fedavg)" "$(run fedetf/0.05 fedavg)"
     draw fedetf/figure8 learning fedetf/0.1
 }
 
@@ -62,12 +61,28 @@ fedclassavg() { # 20 clients of four architectures, and of one; each at its best
             "cifar10-$kind local,cifar10-$kind fedproto,cifar10-$kind fedclassavg" --variants validated
     done
     local all=fedclassavg/dirichlet
-    draw fedclassavg/figure2 labels "$(run $all fedclassavg)" "$(run fedclassavg/skewed fedclassavg)"
     draw fedclassavg/figure4 curves $all
     draw fedclassavg/figure5 curves fedclassavg/skewed
     draw fedclassavg/figure8 features "$(run $all local)" "$(run $all fedclassavg)" --samples 2000
     draw fedclassavg/figure9 conductance "$(run $all local)" "$(run $all fedclassavg)"
 }
 
-[ $# -gt 1 ] || set -- "$1" ccvr fedetf fedclassavg
-for paper in "${@:2}"; do mkdir -p "$here/$paper" && $paper; done
+labels() { # they need a split and no training: one round of FedAvg with a small network
+    local kind alpha model=simplecnn precision=fp32
+    [ "$scale" = full ] || model=digitscnn
+    local quick=(rounds=1 local_epochs=1 evaluate_every=1 method=fedavg model=$model)
+    train labels/ccvr ccvr/table2 "cifar10-0.1 fedavg before" "${quick[@]}"
+    for alpha in 0.1 0.05; do
+        train "labels/$alpha" fedetf/table1 "fedavg cifar10-$alpha general" "${quick[@]}" last_rounds=1
+    done
+    for kind in dirichlet skewed; do
+        train "labels/$kind" fedclassavg/table2 "cifar10-$kind fedclassavg" "${quick[@]}"
+    done
+    draw ccvr/figure15 labels "$(run labels/ccvr fedavg)"
+    draw fedetf/figure7 labels "$(run labels/0.1 fedavg)" "$(run labels/0.05 fedavg)"
+    draw fedclassavg/figure2 labels "$(run labels/dirichlet fedavg)" "$(run labels/skewed fedavg)"
+}
+
+[ $# -gt 1 ] || set -- "$1" labels ccvr fedetf fedclassavg
+mkdir -p "$here"/{ccvr,fedetf,fedclassavg}
+for part in "${@:2}"; do $part; done

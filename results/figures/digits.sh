@@ -26,7 +26,6 @@ ccvr() { # ten clients, ten rounds of five epochs
     draw ccvr/figure11 cka ccvr/fedavg ccvr/fedprox ccvr/moon
     draw ccvr/figure12 norms ccvr/moon --rounds 1,5
     draw ccvr/figure13 embed ccvr/moon --samples 300
-    draw ccvr/figure15 labels ccvr/fedavg
 }
 
 fedetf() { # ten clients, ten rounds of three epochs
@@ -47,7 +46,6 @@ fedetf() { # ten clients, ten rounds of three epochs
     draw fedetf/figure5 collapse fedetf/0.05/fedavg/seed0 fedetf/0.05/fedetf/seed0 --rounds 1-10
     draw fedetf/figure6a dimension fedetf/dimension
     draw fedetf/figure6b finetune fedetf/tuned
-    draw fedetf/figure7 labels fedetf/0.1/fedavg/seed0 fedetf/0.05/fedavg/seed0
     draw fedetf/figure8 learning fedetf/0.1
 }
 
@@ -59,7 +57,6 @@ fedclassavg() { # twelve clients of three architectures; with one architecture, 
     local one=(digits-mixed model=digitscnn clients=20 rounds=20 evaluate_every=1)
     for method in fedavg fedprox; do train "fedclassavg/20/$method" "${one[@]}" "method=$method"; done
     train fedclassavg/20/fedclassavg "${one[@]}" method.share=all
-    draw fedclassavg/figure2 labels fedclassavg/dirichlet/fedclassavg fedclassavg/skewed/fedclassavg
     draw fedclassavg/figure4 curves fedclassavg/dirichlet
     draw fedclassavg/figure5 curves fedclassavg/skewed
     draw fedclassavg/figure6 curves fedclassavg/20
