@@ -2,13 +2,13 @@
 # Draw the papers' figures at their scale from runs of their tables on CIFAR-10, on a GPU (pip install 'fedhead[analysis]'):
 #   results/figures/cifar10.sh RUNS [PAPER ...]      # RUNS: folder of the runs; those that are there are kept
 #   results/figures/cifar10.sh RUNS labels           # the label distributions alone, in some minutes on a CPU
-# SCALE=small tries it on the digits, in some minutes on a CPU.
+# SCALE=small tries it on the digits, in some minutes on a CPU, and draws into RUNS/figures.
 set -euo pipefail
 scale=${SCALE:-full}
 runs=$(realpath -m "$1")
 cd "$(dirname "$0")"
-here=${FIGURES:-$PWD}
-if [ "$scale" = full ]; then precision=bf16 rounds=1,50 collapse=1,10,20,30,40; else precision=fp32 rounds=1,3 collapse=1,3; fi
+here=$PWD
+if [ "$scale" = full ]; then precision=bf16 rounds=1,50 collapse=1,10,20,30,40; else precision=fp32 rounds=1,3 collapse=1,3 here=$runs/figures; fi
 
 train() { # NAME TABLE CELLS [OPTION ...]: first seed and split
     fedhead reproduce "$2" --cells "$3" "${@:4}" --seeds 1 --splits 1 --scale "$scale" --precision $precision --out "$runs/$1"
@@ -54,7 +54,7 @@ fedetf() { # three of the ten methods, without the clients' fine-tuning
     draw fedetf/figure8 learning fedetf/0.1
 }
 
-fedclassavg() { # 20 clients of four architectures, and of one; each at its best round by validation loss
+fedclassavg() { # 20 clients of four architectures, at the best round by validation loss
     local kind
     for kind in dirichlet skewed; do
         train "fedclassavg/$kind" fedclassavg/table2 \
@@ -67,7 +67,7 @@ fedclassavg() { # 20 clients of four architectures, and of one; each at its best
     draw fedclassavg/figure9 conductance "$(run $all local)" "$(run $all fedclassavg)"
 }
 
-labels() { # they need a split and no training: one round of FedAvg with a small network
+labels() { # label distributions of all three: one round of FedAvg with a small network, as only the split is drawn
     local kind alpha model=simplecnn precision=fp32
     [ "$scale" = full ] || model=digitscnn
     local quick=(rounds=1 local_epochs=1 evaluate_every=1 method=fedavg model=$model)
