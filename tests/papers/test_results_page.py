@@ -44,6 +44,18 @@ def test_a_published_value_that_cells_of_two_tables_have_counts_once(tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_variants_result_stands_under_each_table_that_has_its_cell(tmp_path: Path) -> None:
+    varied = {"partition": "dirichlet(0.1, moon)"}
+    for table, cell in (("ccvr/table2", "cifar10-0.1 fedavg before"), ("ccvr/table3", "fedavg before cifar10-0.1")):
+        enter(tmp_path, table, {cell: {0: 60.4}}, varied)
+    text = results_page.write(tmp_path).read_text(encoding="utf-8")
+    assert re.findall(r"\| (ccvr/table\d) \| [^|]* \| `partition=dirichlet\(0.1, moon\)` \| 60.40 ", text) == [
+        "ccvr/table2",
+        "ccvr/table3",
+    ]
+
+
+@pytest.mark.slow
 def test_a_training_counts_once_however_many_cells_start_from_it(tmp_path: Path) -> None:
     for virtual in (50, 100, 500):
         took = {"training_seconds": 1200.0, "stage_seconds": virtual * 0.6, "commit": "one"}

@@ -111,8 +111,8 @@ class Results:
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder
-        self._rows: dict[tuple[str, int, int], Measurement] = {}
-        self._named: set[tuple[str, ...]] = set()
+        self._rows: dict[tuple[str, int, int], Measurement] = {}  # the first row of each digest, split and seed
+        self._named: dict[tuple[str, ...], Measurement] = {}  # all rows; cells of several tables share a digest
         self.read()
 
     def read(self) -> None:
@@ -124,7 +124,7 @@ class Results:
                     self._enter(row)
 
     def __iter__(self) -> Iterator[Measurement]:
-        return iter(self._rows.values())
+        return iter(self._named.values())
 
     def find(self, digest: str, split: int, seed: int) -> Measurement | None:
         """Return the stored result of a digest, split and seed, or None; cells of equal digest share their results."""
@@ -161,7 +161,7 @@ class Results:
                 f"{row.table}, {row.cell}: seed {row.seed} on split {row.split} was measured twice with different "
                 f"results, {first.value} and {row.value}; the first counts"
             )
-        self._named.add(_name(row))
+        self._named.setdefault(_name(row), row)
 
 
 def _name(row: Measurement) -> tuple[str, ...]:

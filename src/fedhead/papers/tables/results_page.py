@@ -98,14 +98,15 @@ def write(folder: Path) -> Path:
         raise BadInput(f"{folder} holds results of scale small alone, which the published ones are not compared with")
     every = [tables.load(name) for name in tables.names()]
     measured = {table.name: lines(table, results) for table in every}
-    known = {row for group in measured.values() for line in group for row in line.rows}
-    others = _others(every, [row for row in results if row not in known])
+    known = {row.digest for group in measured.values() for line in group for row in line.rows}
+    rest = [row for row in results if row.digest not in known]
+    others = _others(every, rest)
     plots.save(
         plots.against(_pairs(measured.values())),
         folder / PICTURE,
         title="fedhead reproduce: our results against the published ones",
     )
-    left = [row for row in results if row not in known and not any(row in line.rows for line in others)]
+    left = [row for row in rest if not any(row in line.rows for line in others)]
     for line in _left_out(left):
         warn_once(f"{folder}: {line}")
     text = page(every, measured, others, results, left, notes)
