@@ -41,6 +41,23 @@ _METRICS = {
 }
 
 
+def flower_fault(address: str, authority: Path) -> str | None:
+    """Return why Flower's process does not answer; None if it does.
+
+    Args:
+        address: Address of the process.
+        authority: Certificate of the authority that issued the certificate at that address.
+    """
+    try:
+        context = ssl.create_default_context(cafile=str(authority)) if address.startswith("https:") else None
+        with urllib.request.urlopen(f"{address}/health", timeout=5, context=context):
+            return None
+    except FileNotFoundError:
+        return f"{authority} is not there: copy it from the folder of `fedhead deploy certs`"
+    except OSError as error:
+        return f"Flower's process does not answer at {address} ({error})"
+
+
 @dataclass
 class Monitor:
     """Health and metrics of a server or a site.
@@ -84,15 +101,8 @@ class Monitor:
 
     def fault(self, ready: bool = False) -> str | None:
         """Return why Flower's process does not answer or, with `ready`, why its folder can't be written to."""
-        try:
-            secure = self.flower.startswith("https:")
-            context = ssl.create_default_context(cafile=str(self.authority)) if secure else None
-            with urllib.request.urlopen(f"{self.flower}/health", timeout=5, context=context):
-                pass
-        except FileNotFoundError:
-            return f"{self.authority} is not there: copy it from the folder of `fedhead deploy certs`"
-        except OSError as error:
-            return f"Flower's process does not answer at {self.flower} ({error})"
+        if (fault := flower_fault(self.flower, self.authority)) is not None:
+            return fault
         if ready and not os.access(self._place, os.W_OK):
             return f"{self._place} can't be written to: check its owner and its volume"
         if ready and shutil.disk_usage(self._place).free < FREE_BYTES:

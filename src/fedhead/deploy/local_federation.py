@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.deploy import certificates, processes
-from fedhead.deploy.health import Monitor
+from fedhead.deploy.health import flower_fault
 from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register
 from fedhead.flower.server import server_status
@@ -127,7 +127,7 @@ class LocalFederation:
 
     def _link_answers(self) -> bool:
         address = f"{'https' if self.secure else 'http'}://{self.address}"
-        return Monitor(self.private, True, address, self.project.certs / "ca.crt").fault() is None
+        return flower_fault(address, self.project.certs / "ca.crt") is None
 
     def _start_node(self, site: str) -> subprocess.Popen[bytes]:
         file, certs, port = self.sites[site].path, self.project.certs, self._node_ports[site]
