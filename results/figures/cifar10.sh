@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Draw the papers' figures at their scale from runs of their tables on CIFAR-10, on a GPU (pip install 'fedhead[analysis]'):
-#   results/figures/cifar10.sh RUNS [PAPER ...]      # RUNS: folder of the runs; those that are there are kept
-#   results/figures/cifar10.sh RUNS labels           # the label distributions alone, in some minutes on a CPU
-# SCALE=small tries it on the digits, in some minutes on a CPU, and draws into RUNS/figures.
+# Train on CIFAR-10 with a GPU, and draw the papers' figures at full scale (pip install 'fedhead[analysis]'):
+#   results/figures/cifar10.sh RUNS [PART ...]       # RUNS: run folder, whose finished runs are reused
+#   results/figures/cifar10.sh RUNS labels           # the label distributions alone, in a few minutes on a CPU
+# Parts: labels, ccvr, fedetf (without Figure 6), fedclassavg (without Figures 6 and 7). They replace the figures of digits.sh in
+# this folder: revise their texts in docs/papers/. SCALE=small tries it on the digits, and draws into RUNS/figures.
 set -euo pipefail
 scale=${SCALE:-full}
 runs=$(realpath -m "$1")
@@ -10,8 +11,8 @@ cd "$(dirname "$0")"
 here=$PWD
 if [ "$scale" = full ]; then precision=bf16 rounds=1,50 collapse=1,10,20,30,40; else precision=fp32 rounds=1,3 collapse=1,3 here=$runs/figures; fi
 
-train() { # NAME TABLE CELLS [OPTION ...]: first seed and split
-    fedhead reproduce "$2" --cells "$3" "${@:4}" --seeds 1 --splits 1 --scale "$scale" --precision $precision --out "$runs/$1"
+train() { # NAME TABLE CELLS [OPTION ...]: the table's first seed, on its split
+    fedhead reproduce "$2" --cells "$3" "${@:4}" --seeds 1 --scale "$scale" --precision $precision --out "$runs/$1"
 }
 iid() { # NAME RECIPE
     local settings=("$2")
@@ -35,7 +36,7 @@ ccvr() { # Dirichlet(0.1)
     draw ccvr/figure5 embed "$fedavg"
     draw ccvr/figure6 separability "$fedavg" "$fedprox" "$moon"
     draw ccvr/figure8 inversion "$fedavg"
-    draw ccvr/figure11 cka "$fedavg" "$fedprox" "$moon"
+    draw ccvr/figure11 cka "$fedavg" "$fedprox" "$moon" && rm "$here/ccvr/figure11.svg"  # the maps are Figure 1's
     draw ccvr/figure12 norms "$moon" --rounds $rounds
     draw ccvr/figure13 embed "$moon"
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Draw the papers' figures on the digits, as small versions of theirs, in some minutes on a CPU (pip install 'fedhead[analysis]'):
-#   results/figures/digits.sh RUNS [PAPER ...]      # RUNS: folder of the runs; those that are there are kept
+# Train on the digits, and draw small versions of the papers' figures, in a few minutes on a CPU (pip install 'fedhead[analysis]'):
+#   results/figures/digits.sh RUNS [PAPER ...]      # RUNS: run folder, whose finished runs are reused; papers: ccvr, fedetf, fedclassavg
 set -euo pipefail
 runs=$(realpath -m "$1")
 cd "$(dirname "$0")"
@@ -23,7 +23,7 @@ ccvr() { # ten clients, ten rounds of five epochs
     draw ccvr/figure5 embed ccvr/fedavg --samples 300
     draw ccvr/figure6 separability ccvr/fedavg ccvr/fedprox ccvr/moon
     draw ccvr/figure8 inversion ccvr/fedavg
-    draw ccvr/figure11 cka ccvr/fedavg ccvr/fedprox ccvr/moon
+    draw ccvr/figure11 cka ccvr/fedavg ccvr/fedprox ccvr/moon && rm "$here/ccvr/figure11.svg"  # the maps are Figure 1's
     draw ccvr/figure12 norms ccvr/moon --rounds 1,5
     draw ccvr/figure13 embed ccvr/moon --samples 300
 }
