@@ -205,15 +205,15 @@ def page(
         f"{len(known | varied.keys())} of the papers' {total} published values are measured, "
         f"{len(varied.keys() - known)} of them by a variant alone (under Other settings). {close} of "
         f"{len(matched)} cells are close to theirs: within {CLOSE:g} points and within twice the standard error of the "
-        "difference, from both deviations over seeds (where one is unknown, the other stands for it). "
+        "difference, from both deviations over seeds (if one is unknown, the other is used). "
         f"{near} are within {CLOSE:g} points, {explained} more with a variant of their table. {loose} are loosely "
         f"close: within {CLOSE:g} points, or within twice the published deviation, which may be many points, or with "
         "the published value in the range of our runs. "
-        f"{single} cells have one split and one seed. A cell that stands in several tables, as FedAvg's do, counts in "
-        "each, here and under Tables, but once among the published values.",
+        f"{single} cells have one split and one seed. Cells shared by several tables, such as FedAvg's, count in "
+        f"each, but once among the {total}.",
         f"Made by `fedhead reproduce --summary --results {results.folder}` from `results.csv`, one row per cell, split "
         "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
-        "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
+        "with the values of *changed* as KEY=VALUE, its device and its `--precision`, and without `--results`.",
         f"![Our results against the published ones]({PICTURE})",
         _time([*(line for group in measured.values() for line in group), *others]),
         *_left_out(left),
@@ -328,7 +328,7 @@ def _time(measured: Iterable[Line]) -> str:
         for where, took in sorted(trainings.items())
     ]
     return (
-        "Time of the runs by the clock, preparation included, added up though some ran side by side: "
+        "Wall-clock time, preparation included, summed over the runs, some of which ran side by side: "
         + "; ".join(texts)
         + "."
     )
