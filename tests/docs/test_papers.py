@@ -118,10 +118,10 @@ def test_fedetfs_table_1(method: str) -> None:
 @pytest.mark.parametrize(
     ("row", "column"),
     [
-        ("General., α = 0.1", "cifar10-0.1 general"),
-        ("Personal., 0.1", "cifar10-0.1 personal"),
-        ("General., 0.05", "cifar10-0.05 general"),
-        ("Personal., 0.05", "cifar10-0.05 personal"),
+        ("general, α = 0.1", "cifar10-0.1 general"),
+        ("personal, α = 0.1", "cifar10-0.1 personal"),
+        ("general, α = 0.05", "cifar10-0.05 general"),
+        ("personal, α = 0.05", "cifar10-0.05 personal"),
     ],
 )
 def test_fedetfs_gains(row: str, column: str) -> None:
@@ -136,6 +136,22 @@ def test_fedetfs_gains(row: str, column: str) -> None:
     columns.append(f"{statistics.fmean(one for each in gains for one in each):.1f}")
     columns.append(f"{float(printed(FEDETF1, f'fedetf {column}')) - float(printed(FEDETF1, f'fedavg {column}')):.1f}")
     assert rows(PAGES["fedetf"], f"{row} |") == [f"| {row} | {' | '.join(columns)} |"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ccvr", "fedrod", "fednh", "fedetf"])
+def test_fedetfs_tables_2_and_5(method: str) -> None:
+    def means(name: str, settings: list[str], accuracy: str) -> str:
+        names = [f"{method} {setting} {accuracy}" for setting in settings]
+        theirs = [published(cells(name)[cell]) for cell in names]
+        ours = statistics.fmean(statistics.fmean(values(name, cell)) for cell in names)
+        return f"{ours:.1f} ({statistics.fmean(value[0] for value in theirs if value) + 1e-9:.1f})"
+
+    kinds = ("general", "personal")
+    clients = [means("fedetf/table2", ["50-0.4", "50-0.6", "100-0.4", "100-0.6"], kind) for kind in kinds]
+    epochs = [means("fedetf/table5", [number], kind) for number in ("1", "2") for kind in kinds]
+    indented = [line.strip() for line in PAGES["fedetf"].read_text(encoding="utf-8").splitlines() if line[:3] == "  |"]
+    assert f"| `{method}` | {' | '.join(clients)} |" in indented
+    assert f"| `{method}` | {' | '.join(epochs)} |" in indented
 
 
 @pytest.mark.parametrize(
