@@ -17,6 +17,7 @@ from simulations import make_simulation, make_world, run
 from torch import nn
 
 import fedhead as fh
+from fedhead.core.system.errors import forward_errors
 from fedhead.data.inputs.arrays import Samples
 from fedhead.engine.clients.features import FeatureExtractor
 from fedhead.engine.experiment.compute import Compute
@@ -216,6 +217,11 @@ def test_features_of_a_federation(digits: fh.Federation, tmp_path: Path) -> None
     assert ridge.personal == through.personal
     with pytest.raises(fh.BadInput, match="can't take inputs of shape"):
         fh.extract_features(fh.Federation.from_arrays(torch.randn(8, 3), torch.arange(8) % 2, clients=2), model)
+
+
+def test_a_full_gpu_is_not_reported_as_wrong_inputs() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"), forward_errors("wrong inputs"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def test_a_run_folder_is_resumed_on_features_and_analysed_without_them(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def machine_fault(error: BaseException | None) -> str | None:
 
 @contextmanager
 def forward_errors(problem: str) -> Iterator[None]:
-    """Convert the error of a model that can't take its inputs to `BadInput`.
+    """Convert the error of a model that can't take its inputs to `BadInput`; faults of the machine pass unchanged.
 
     Args:
         problem: Message, which the first line of the error follows in brackets.
@@ -174,6 +174,8 @@ def forward_errors(problem: str) -> Iterator[None]:
     except BadInput:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        if machine_fault(error):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"{problem} ({reason})") from error
 
