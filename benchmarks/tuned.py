@@ -63,8 +63,8 @@ BOARDS = {
     "personal": ("fedavg", "local", "ditto", "fedrep", "fedrod", "fedproto", "fedclassavg", "fedetf"),
 }
 TITLES = {
-    "accuracy": "The global model (General.)",
-    "personal": "The clients' own models (Personal.)",
+    "accuracy": "The global model",
+    "personal": "The clients' personalized models",
 }
 PAPERS = """The papers' baselines are searched over the same ranges at their own scale by `benchmarks/tuned_papers.py`,
 which takes the recipe from a cell of a [paper's table](reproducing.md):
@@ -210,15 +210,15 @@ def page(rows: Rows) -> str:
     usual, seeds = load("digits"), f"{SEEDS[0]} to {SEEDS[-1]}"
     intro = f"""# Leaderboard
 
-Every method at settings that [`fedhead tune`](tuning.md) found, and at its defaults. Digits, {usual.clients} clients by
+Fifteen methods at settings that [`fedhead tune`](tuning.md) found, and at its defaults. Digits, {usual.clients} clients by
 Dirichlet(0.1), an MLP with 64 hidden units, {usual.rounds} rounds of 2 local epochs; per cent, mean ± deviation over
-seeds {seeds}."""
+seeds {seeds}. In brackets: 95 % t-interval of the difference from FedAvg in the same column, paired by seed."""
     notes = f"""## Notes
 
-- The brackets have the 95 % t-interval of the difference from FedAvg in the same column, paired by seed, without a
-  correction for the number of methods.
-- *found* has the chosen values and leads to the trials of the study; `best.yaml` beside it is the recipe. The values
-  of all runs are in `results/tuning/digits/leaderboard.csv`.
+- The intervals are without a correction for the number of methods.
+- *default* are the method's defaults in the recipe `digits`. *found* has the chosen values and leads to the trials of
+  the study; `best.yaml` beside it is the recipe. The values of all runs are in
+  `results/tuning/digits/leaderboard.csv`.
 - Each search has {TRIALS} trials (TPE, median pruning) over the learning rate and the method's main hyperparameter, on
   one split (seed {SEARCH_SEED}) and on 15 % validation samples. It reads no test samples.
 - Each setting is then trained on all training samples, with another split per seed, and tested on the test samples.

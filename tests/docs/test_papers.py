@@ -32,7 +32,8 @@ def rows(path: Path, first: str) -> list[str]:
 def test_counts_of_a_table_are_those_of_the_results_page(table: str) -> None:
     (counted,) = rows(ROOT / "results" / "README.md", f"`{table}`")
     (shown,) = rows(PAGES[table.partition("/")[0]], f"`{table}`")
-    assert shown.startswith(counted)  # copy the row from results/README.md, and revise its last column
+    name, title, total, measured, _, within_points, _ = counted.strip("| ").split(" | ")
+    assert shown.startswith(f"| {' | '.join([name, title, total, measured, within_points])} |")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -92,6 +93,16 @@ def own(name: str, cell: str) -> str:
     return f"{mean_std(name, cell)} ({printed(name, cell)})"
 
 
+def with_deviation(value: float, deviation: float | None) -> str:
+    return f"{value:.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+
+
+def printed_with_deviation(name: str, cell: str) -> str:
+    value = published(cells(name)[cell])
+    assert value is not None
+    return with_deviation(value[0] + 1e-9, None if value[1] is None else value[1] + 1e-9)
+
+
 CCVR2, FEDETF1, FEDCLASSAVG2 = "ccvr/table2", "fedetf/table1", "fedclassavg/table2"
 
 
@@ -106,12 +117,27 @@ def test_ccvrs_tables(alpha: str) -> None:
     assert rows(PAGES["ccvr"], f"{alpha} |") == [f"| {alpha} | {' | '.join(each)} |" for each in (stages, methods)]
 
 
+def of_two_runs(cell: str) -> str:
+    """Return the mean of the runs whose split has the number of their seed, and the published value in brackets."""
+    ours = [row.value for row in measured(FEDETF1, cell, "") if row.split == row.seed and row.value is not None]
+    return f"{statistics.fmean(ours):.1f} ({printed_with_deviation(FEDETF1, cell)})"
+
+
+def test_means_of_fedetfs_six_runs() -> None:
+    columns = [f"cifar10-{alpha} {accuracy}" for alpha in ("0.1", "0.05") for accuracy in ("general", "personal")]
+    fedavg, fedetf = (
+        [mean_std(FEDETF1, f"{method} {column}") for column in columns] for method in ("fedavg", "fedetf")
+    )
+    means = " and ".join([", ".join(fedavg[:3]), fedavg[3]]), " and ".join([", ".join(fedetf[:3]), fedetf[3]])
+    assert f"FedAvg {means[0]}; FedETF {means[1]}" in page("fedetf")
+
+
 @pytest.mark.parametrize("method", list(table(FEDETF1).content["axes"]["method"]))
 def test_fedetfs_table_1(method: str) -> None:
     names = [
         f"{method} cifar10-{alpha} {accuracy}" for alpha in ("0.1", "0.05") for accuracy in ("general", "personal")
     ]
-    texts = [own(FEDETF1, cell) if cell in cells(FEDETF1) else "–" for cell in names]
+    texts = [of_two_runs(cell) if cell in cells(FEDETF1) else "–" for cell in names]
     assert rows(PAGES["fedetf"], f"`{method}` |") == [f"| `{method}` | {' | '.join(texts)} |"]
 
 
@@ -162,7 +188,10 @@ def test_fedclassavgs_table_2(data: str, name: str, partition: str, kind: str) -
     texts = []
     for method in ("local", "fedproto", "ktpfl", "fedclassavg"):
         cell = f"{data}-{partition} {method}"
-        texts.append(f"{mean(FEDCLASSAVG2, cell, 'validated')} ({printed(FEDCLASSAVG2, cell)})")
+        (run,) = measured(FEDCLASSAVG2, cell, "validated")
+        assert run.value is not None
+        theirs = printed_with_deviation(FEDCLASSAVG2, cell)
+        texts.append(f"{with_deviation(run.value, run.client_deviation)} ({theirs})")
     assert rows(PAGES["fedclassavg"], f"{name}, {kind} |") == [f"| {name}, {kind} | {' | '.join(texts)} |"]
 
 

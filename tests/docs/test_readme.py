@@ -44,7 +44,9 @@ def test_the_rows_on_cifar10_are_those_of_the_results(method: str) -> None:
     for name, text in zip(cells, shown, strict=True):
         found = [row for row in Results(ROOT / "results") if (row.table, row.cell, row.scale) == (table, name, "full")]
         found = [row for row in found if (changed in row.overrides if changed else not row.overrides)]
-        assert text.strip() == f"{statistics.fmean(row.value for row in found if row.value is not None):.1f}"
+        values = [row.value for row in found if row.value is not None]
+        deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        assert text.strip() == f"{statistics.fmean(values):.1f}{deviation}"
         splits, seeds = len({row.split for row in found}), len({row.seed for row in found})
         assert drawn == (f"{splits} splits × {seeds} seeds" if len(found) > 1 else "1 seed")
         assert len(found) == splits * seeds
