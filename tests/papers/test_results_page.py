@@ -34,7 +34,7 @@ def count(folder: Path, pattern: str) -> list[str]:
 def test_a_published_value_that_cells_of_two_tables_have_counts_once(tmp_path: Path) -> None:
     enter(tmp_path, "ccvr/table3", {"fedavg 50 cifar10-0.5": {0: 71.1}})  # Figure 7 has it too, by other columns
     enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
-    said = r"(\d+) of the papers' 478 published values are measured, (\d+) .*? by a variant .*?\. \d+ of (\d+) cells"
+    said = r"(\d+) of the papers' 478 published values are measured, (\d+) .* by a variant .*\n\n- \d+ of (\d+) cells"
     assert count(tmp_path, said) == ["5", "0", "7"]  # FedAvg before is in Tables 1, 2, 3 and 5 and in Figure 7
     varied = {"partition": "dirichlet(0.1, moon)"}  # the variant moon-split-0.1
     enter(tmp_path, "ccvr/table2", {"cifar10-0.1 fedavg before": {0: 60.4}}, varied)
@@ -136,7 +136,7 @@ def test_a_difference_is_shown_where_the_published_value_is_for_the_settings(tmp
 
 
 def test_a_value_that_only_a_variant_agrees_with_is_counted_apart(tmp_path: Path) -> None:
-    pattern = r"(\d+) are within 2 points, (\d+) more with a variant"
+    pattern = r"(\d+) are within 2 points \(bytes: 2 %\), (\d+) more with a variant"
     cell = {"emnist CA": {0: 91.0}}  # published: 91.50
     enter(tmp_path, "fedclassavg/table4", {"emnist CA": {0: 80.0}})
     enter(tmp_path, "fedclassavg/table4", cell, {"lr": 0.02})  # no variant
@@ -181,3 +181,20 @@ def test_close_is_within_two_points_and_two_standard_errors(
     enter(tmp_path, "ccvr/table2", {"cifar10-0.1 fedavg before": values})
     (line,) = results_page.lines(tables.load("ccvr/table2"), Results(tmp_path))
     assert line.close is close
+
+
+def test_a_cell_without_a_deviation_over_seeds_is_within_two_points_but_not_close(tmp_path: Path) -> None:
+    enter(tmp_path, "fedclassavg/table4", {"emnist CA": {0: 91.5}})  # published: 91.50, without a deviation
+    (line,) = results_page.lines(tables.load("fedclassavg/table4"), Results(tmp_path))
+    assert line.within_points
+    assert not line.close
+
+
+@pytest.mark.parametrize("options", [["--scale", "small"], ["--cells", "x"], ["--shard", "1/2"], ["--dry-run"]])
+def test_options_of_runs_are_refused_where_nothing_runs(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["reproduce", *options]) == 2
+    assert "name a table" in capsys.readouterr().err
+    assert call(["reproduce", "--summary", "--results", str(tmp_path), *options]) == 2
+    assert "give it --results alone" in capsys.readouterr().err

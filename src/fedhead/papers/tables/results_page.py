@@ -48,9 +48,9 @@ class Line:
 
     @property
     def close(self) -> bool:
-        """True if the difference is at most 2 points and at most twice its standard error."""
+        """True if the difference is at most 2 points and at most twice its standard error, which must be known."""
         error = self._standard_error()
-        return self.within_points and (error is None or abs(self.result.difference or 0.0) <= 2 * error)
+        return self.within_points and error is not None and abs(self.result.difference or 0.0) <= 2 * error
 
     def _standard_error(self) -> float | None:
         """Return the standard error of the difference; if only one deviation is known, it is used for both means."""
@@ -203,14 +203,21 @@ def page(
     parts = [
         "# Results",
         f"{len(known | varied.keys())} of the papers' {total} published values are measured, "
-        f"{len(varied.keys() - known)} of them by a variant alone (under Other settings). {close} of "
-        f"{len(matched)} cells are close to theirs: within {CLOSE:g} points and within twice the standard error of the "
-        "difference, from both deviations over seeds (if one is unknown, the other is used). "
-        f"{near} are within {CLOSE:g} points, {explained} more with a variant of their table. {loose} are loosely "
-        f"close: within {CLOSE:g} points, or within twice the published deviation, which may be many points, or with "
-        "the published value in the range of our runs. "
-        f"{single} cells have one split and one seed. Cells shared by several tables, such as FedAvg's, count in "
-        f"each, but once among the {total}.",
+        f"{len(varied.keys() - known)} of them by a variant alone (under Other settings).",
+        "\n".join(
+            [
+                f"- {close} of {len(matched)} cells are *close* to theirs: within {CLOSE:g} points and within twice "
+                "the standard error of the difference, from both deviations over seeds. If one is unknown, the other "
+                "is used; cells with neither are not close.",
+                f"- {near} are within {CLOSE:g} points (bytes: {CLOSE:g} %), {explained} more with a variant of their "
+                "table.",
+                f"- {loose} are *loosely close*: within {CLOSE:g} points, or within twice the published deviation, "
+                "which may be many points, or with the published value in the range of our runs.",
+                f"- {single} have one split and one seed.",
+                "- A value that a paper prints in several tables, such as FedAvg's, counts in each. The values of "
+                f"ccvr/figure7 are those of its Table 3, and count once among the {total}.",
+            ]
+        ),
         f"Made by `fedhead reproduce --summary --results {results.folder}` from `results.csv`, one row per cell, split "
         "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
         "with the values of *changed* as KEY=VALUE, its device and its `--precision`, and without `--results`.",
