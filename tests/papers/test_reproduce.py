@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedhead.cli import call
-from fedhead.core.system.errors import BadInput
+from fedhead.cli.output import resumable
+from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.system.failures import raise_if_fatal
 from fedhead.engine.experiment.compute import Compute
 from fedhead.papers.tables import reproduce, run_cells, table_result
@@ -131,6 +133,20 @@ def test_small_tables_name_the_data_that_they_run_on(name: str) -> None:
 def test_each_text_of_cells_has_to_pick_some(cells: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["reproduce", "ccvr/table2", "--dry-run", "--cells", cells]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variants", ["extra-epoch,caption-cnn", "caption-cnn,extra-epoch"])
+def test_every_variant_of_a_cell_is_checked_before_any_runs(variants: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cells", "cifar10 20-clients fedavg", "--variants", variants, "model.stem=3x3", "--dry-run"]
+    assert call(["reproduce", "fedclassavg/table3", *words]) == 2
+    assert "unknown parameter of model fedavgcnn 'stem'" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_reported_with_the_file() -> None:
+    error = BadInput("r/results.csv can't be written: No space left on device")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(FedheadError, match="r/results.csv can't be written: .*; the same command"), resumable():
+        raise error
 
 
 def test_after_an_error_of_the_gpu_no_other_run_is_taken() -> None:

@@ -47,6 +47,23 @@ def test_a_file_that_a_spreadsheet_has_written_is_read_and_continued(quote: str,
     assert list(Results(tmp_path)) == [ROW, other]
 
 
+def test_a_row_goes_to_the_file_that_a_link_names(tmp_path: Path) -> None:
+    (tmp_path / "shared.csv").touch()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / FILE).symlink_to(tmp_path / "shared.csv")
+    Results(tmp_path / "linked").add(ROW)
+    assert (tmp_path / "linked" / FILE).is_symlink()
+    assert ROW.digest in (tmp_path / "shared.csv").read_text()
+
+
+def test_only_tables_of_reproduce_are_not_read_as_results(tmp_path: Path) -> None:
+    Results(tmp_path).add(ROW)
+    (tmp_path / FILE).rename(tmp_path / "table2-gpu1.csv")
+    for name in ("table.csv", "table-tukey-none.csv"):
+        (tmp_path / name).write_text("data,method,scale\n")
+    assert list(Results(tmp_path)) == [ROW]
+
+
 def test_a_file_that_a_killed_process_left_empty_holds_no_rows(tmp_path: Path) -> None:
     (tmp_path / FILE).touch()
     found = Results(tmp_path)

@@ -92,7 +92,7 @@ def resumable() -> Iterator[None]:
     except Exception as error:  # convert only failures of the machine
         if (fault := machine_fault(error)) is None:
             raise
-        raise FedheadError(f"{fault}; {GOES_ON}") from error
+        raise FedheadError(f"{error if isinstance(error, FedheadError) else fault}; {GOES_ON}") from error
 
 
 # -- the result of a run -------------------------------------------------------------------------------

@@ -84,19 +84,24 @@ def reproduce(
     """
     from fedhead.papers.tables import paper_tables as tables
 
+    of_runs = [assignments, cells, seeds, splits, variants, minutes, out, devices, shard, dry_run, as_json]
+    with_options = any([*of_runs, scale != "full"])
     if summary:
         from fedhead.papers.tables.results_page import write
 
-        if table is not None or assignments or dry_run or as_json:
-            raise BadInput("--summary writes the page of --results and runs nothing: leave tables and --dry-run out")
+        require(
+            table is None and not with_options,
+            "--summary writes the page of all results and runs nothing: give it --results alone",
+        )
         if results is None:
             raise BadInput("--summary needs the folder of results: give it with --results")
         print(f"written: {write(results)}")
         return
-    how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
     if table is None:
+        require(not with_options and results is None, "name a table: `fedhead reproduce` alone lists them")
         print("\n".join(f"{name:<24}{tables.load(name).title}" for name in tables.names()))
         return
+    how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
     paper_table = tables.load(table)
     for option, text in (("--cells", cells), ("--variants", variants)):
         fix = "there is no text between the commas; leave the option out for all cells"

@@ -18,7 +18,7 @@ from fedhead.data.partitions.allocation import stratified
 from fedhead.data.sources import dataset_files, image_folders
 from fedhead.data.sources.datasets import DATASETS, Dataset, Part
 from fedhead.data.sources.digits import load_digits
-from fedhead.data.sources.download import Remote, fetch, missing
+from fedhead.data.sources.download import Remote, fetch
 from fedhead.data.transforms.augment import Transform
 
 Read = Callable[[Path, Part, bool], Samples]  # (data folder, part, whether to download)
@@ -172,7 +172,10 @@ def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
     """
     path = root / UNION
     if not path.is_file():
-        raise missing("emnist-letters-union", [UNION], root, EMNIST.url, "it can't be downloaded (use emnist-letters)")
+        raise BadInput(
+            f"emnist-letters-union: {UNION} not found in {root}, and it is not published: use emnist-letters, the "
+            "official split, or name the folder that has the file with --data-dir or $FEDHEAD_DATA"
+        )
     arrays = read_npz(path)
     for key in ("images", "labels", "source_bits"):
         require(key in arrays, f"{path}: no array {key!r} in it")

@@ -157,7 +157,7 @@ def plan(
     if overrides:
         _refuse_idle(table, cells, overrides)
         cells = [cell.override(overrides) for cell in cells]
-    validate({cell.name: cell.recipe(0) for cell in cells})
+    validate({" ".join([cell.name, *cell.overrides]): cell.recipe(0) for cell in cells})
     for cell in cells:
         published(cell)
     return cells, [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]

@@ -119,7 +119,7 @@ class Results:
         """Read or reload the folder's files; rows in memory stay."""
         files = [] if self.folder is None else sorted(self.folder.glob("[!.]*.csv"))  # drafts start with a dot
         for path in files:
-            if not path.name.startswith("table"):  # skip tables, if --out is the same folder
+            if path.stem != "table" and not path.name.startswith("table-"):  # tables, if --out is the same folder
                 for row in _read(path):
                     self._enter(row)
 
@@ -170,6 +170,7 @@ def _name(row: Measurement) -> tuple[str, ...]:
 
 def _append(path: Path, row: Measurement) -> None:
     """Add a row by replacing the file, unless another process has added it."""
+    path = path.resolve()  # replace the file that a link names, not the link
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
