@@ -145,7 +145,7 @@ def test_every_variant_of_a_cell_is_checked_before_any_runs(variants: str, capsy
 def test_a_full_disk_is_reported_with_the_file() -> None:
     error = BadInput("r/results.csv can't be written: No space left on device")
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(FedheadError, match="r/results.csv can't be written: .*; the same command"), resumable():
+    with pytest.raises(FedheadError, match=r"r/results\.csv can't be written: .*; the same command"), resumable():
         raise error
 
 
