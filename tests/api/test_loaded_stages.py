@@ -54,6 +54,22 @@ def test_of_a_python_run(stage: str, tmp_path: Path) -> None:
     assert_equal(fresh.calibrate(stage), loaded.calibrate(stage))
 
 
+def test_a_calibrated_model_is_taken_by_its_stage(tmp_path: Path) -> None:
+    data = federation()
+    training: dict[str, Any] = {"rounds": 2, "local_epochs": 5, "batch_size": 32, "lr": 0.05, "momentum": 0.9}
+    result = fh.run(data, "mlp(hidden=[16])", **training, executor="loop", device="cpu")
+    with pytest.raises(BadInput, match=r"ccvr was not run, nor any other stage; run it with result\.calibrate"):
+        result.module(stage="ccvr")
+    first = result.calibrate(fh.CCVR(samples=20, epochs=1))
+    later = result.calibrate(fh.CCVR(samples=200, epochs=10))
+    assert first.accuracy != later.accuracy
+    assert data.test is not None
+    predicted = result.predict(data.test.x, stage="ccvr")
+    assert (predicted == data.test.y.numpy()).mean() * 100 == pytest.approx(later.accuracy)
+    result.export(tmp_path / "model.safetensors", stage="ccvr")
+    assert result.accuracy != later.accuracy  # that of the rounds stays
+
+
 def test_of_a_recipe_run(tmp_path: Path) -> None:
     words = [f"{key}={value}" for key, value in SETTINGS.items() if key != "uploads"]
     recipe = load("digits", [*words, "uploads=[clip(0.1), half]", "subset=200", "clients=4", "stages=[finetune]",

@@ -26,7 +26,6 @@ from fedhead.data.inputs.labels import Classes
 from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.server import global_model
 from fedhead.engine.rounds.observer import FinishedRun
-from fedhead.engine.rounds.rounds import run_stage
 from fedhead.metrics import registry
 from fedhead.metrics.predictions import Predictions, client_predictions
 from fedhead.metrics.records import StageResult
@@ -128,7 +127,10 @@ class Result(RecordedResult):
         return self.trained.stages
 
     def calibrate(self, stage: str | Stage | type[Stage]) -> StageResult:
-        """Run a stage, such as `CCVR()`, on the trained federation, without changing the run.
+        """Run a stage, such as `CCVR()`, on the trained federation.
+
+        `module`, `predict`, `export` and the like take its model by the stage's name, such as `module(stage="ccvr")`. A
+        stage of the same name is replaced in this result; records and run folder stay as they are.
 
         Args:
             stage: Stage, its class, or its recipe text, such as "ridge(alpha=0.1)".
@@ -139,7 +141,7 @@ class Result(RecordedResult):
         Raises:
             BadInput: If the stage is incompatible with the method, the models or the transport.
         """
-        return run_stage(self.trained.with_data(), instance(STAGES, stage, Stage))
+        return self.trained.run_stage(instance(STAGES, stage, Stage))
 
     def transform(self, x: Any) -> Inputs:
         """Return the model inputs of samples: `result.module()(result.transform(x))`.

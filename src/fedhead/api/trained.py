@@ -26,6 +26,7 @@ from fedhead.data.inputs.table_columns import is_frame
 from fedhead.engine.clients import global_model_tests
 from fedhead.engine.clients.clients import Clients
 from fedhead.engine.clients.server import global_model, make_downlink
+from fedhead.engine.rounds.rounds import run_stage
 from fedhead.engine.rounds.transport import Transport
 from fedhead.engine.states.client_states import ClientStates
 from fedhead.metrics.records import StageResult
@@ -56,6 +57,12 @@ class TrainedState:
     algorithms: dict[str, Stage]
     with_data: Callable[[], Transport]
 
+    def run_stage(self, stage: Stage) -> StageResult:
+        """Run a stage on these states, and keep its result and states under its name."""
+        result = run_stage(self.with_data(), stage)
+        self.algorithms[stage.name], self.stages[stage.name] = stage.on_method(self.clients.method), result
+        return result
+
     def after(self, stage: str | None, client: int | None = None) -> StateAfter:
         """Return the state after a stage; None: after the last round."""
         if client is not None:
@@ -66,7 +73,7 @@ class TrainedState:
             raise (
                 unknown("stage", stage, self.algorithms)
                 if self.algorithms
-                else BadInput(f"stage: {stage} was not run, nor any other stage; add it with result.calibrate(…)")
+                else BadInput(f"stage: {stage} was not run, nor any other stage; run it with result.calibrate(…)")
             )
         if stage not in self.stages:
             raise BadInput(
@@ -81,9 +88,7 @@ class TrainedState:
                 "global model of the rounds"
             )
         if client is not None and result.states is None:  # a folder has only the server state of a stage
-            from fedhead.engine.rounds.rounds import run_stage
-
-            result = self.stages[stage] = run_stage(self.with_data(), self.algorithms[stage])
+            result = self.run_stage(self.algorithms[stage])
         return StateAfter(self.clients, self.algorithms[stage], result.server, result.states, self.round)
 
     def _check_client(self, client: int) -> None:
