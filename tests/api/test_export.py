@@ -166,7 +166,7 @@ def test_the_command_exports_a_run_without_its_data(tmp_path: Path, capsys: pyte
     assert call(["run", *words, "--executor", "loop", "--quiet"]) == 0
     assert call(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.pt2"), "--normalize"]) == 0
     said = capsys.readouterr().out
-    assert f"wrote {tmp_path / 'model.pt2'}" in said
+    assert f"wrote {tmp_path / 'model.pt2'}, the model after the last round\n" in said
     assert "normalized" not in said  # the file does it
     x = federation().test.x
     with torch.no_grad():

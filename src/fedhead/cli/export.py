@@ -38,7 +38,9 @@ def export(
 
     loaded = load(run, data_dir=data_dir, device="cpu")
     written = loaded.export(out, normalize=normalize, client=client, stage=stage)
-    print(f"wrote {written}")
+    after = f"after stage {stage}" if stage else "after the last round"
+    others = [name for name in loaded.stages if name != stage]
+    print(f"wrote {written}, the model {after}" + (f" (other models: --stage {', '.join(others)})" if others else ""))
     if not normalize:
         instead = "" if out.suffix == ".safetensors" else "; with --normalize the file computes it itself"
         print(f"its inputs must be normalized as in training (fedhead.load({str(run)!r}).transform(x)){instead}")
