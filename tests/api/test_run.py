@@ -162,6 +162,14 @@ def test_what_is_of_another_kind_is_one_line(wrong: dict[str, Any]) -> None:
         fedhead.run(federation, "mlp", rounds=1, **wrong)
 
 
+@pytest.mark.parametrize(("name", "near"), [("test_size", "test"), ("random_state", "seed"), ("n_clients", "clients")])
+def test_a_word_of_another_library_for_the_data_is_answered_with_ours(name: str, near: str) -> None:
+    with pytest.raises(
+        BadInput, match=rf"unknown argument of Federation.from_arrays '{name}': did you mean '{near}'\?"
+    ):
+        fedhead.Federation.from_arrays(torch.randn(4, 2), [0, 1, 0, 1], **{name: 3})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [

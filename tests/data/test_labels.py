@@ -67,6 +67,8 @@ def test_labels_of_every_kind(y, found):
 @pytest.mark.parametrize(
     ("y", "says"),
     [
+        ("dirichlet(0.1)", r"training y is 'dirichlet\(0.1\)', not one label per sample: .*from_dataset"),
+        (None, "training y is None, not one label per sample"),
         ([0, 1, np.nan, 1], "training y has no label for sample 2"),
         (np.array(["a", None, "b", "a"], object), "training y has no label for sample 1"),
         (np.array(["a", "b", "a", float("nan")], object), "no label for sample 3"),

@@ -217,6 +217,8 @@ def test_seeds_differ():
         ("skewed(0)", "at least 1"),
         ("skewed(2.5)", "whole number"),
         ("dirichlt(0.1)", "did you mean 'dirichlet'"),
+        ("noniid", "did you mean 'dirichlet'"),
+        ("pathological(2)", "did you mean 'skewed'"),
         ("dirichlet(0.1, capped, minimum=-1)", "minimum: -1 is out of range, it must be at least 0"),
         ("", "unknown partition"),
     ],

@@ -254,6 +254,8 @@ def test_a_metric_that_some_or_all_runs_lack() -> None:
     with pytest.raises(BadInput, match="did you mean 'accuracy'"):
         compare([one(1.0)], metric="acuracy")
     lacking = Measured("runs/x", Recipe(dataset="digits", method="moon"), "", Replicate(0, "s"), {"loss": 1.0})
+    with pytest.raises(BadInput, match="these runs have no test samples"):
+        compare([lacking])
     found = compare([one(1.0), lacking], metric="accuracy")
     assert (found.pivot.rows, found.notes[0]) == (("fedavg",), "runs/x has no accuracy and does not count")
 

@@ -129,7 +129,7 @@ def known_arguments(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs:
             if name not in known:
-                owner = function.__name__
+                owner = function.__qualname__
                 raise unknown(f"argument of {owner}", name, known, f"help(fedhead.{owner})")
         return function(*args, **kwargs)
 

@@ -43,11 +43,12 @@ _NO_MEMORY = ("t allocate memory", "not enough memory", "out of memory")  # torc
 _SYNONYMS = {
     "lr": "learning_rate eta client_lr",
     "clients": "num_clients n_clients num_partitions num_supernodes",
+    "test": "test_size test_split",
     "rounds": "num_rounds n_rounds num_server_rounds comm_round global_epochs",
     "local_epochs": "epochs num_epochs n_epochs num_train_epochs max_epochs max_iter",
     "local_steps": "steps max_steps num_steps",
     "batch_size": "batch per_device_train_batch_size",
-    "method": "strategy algorithm algo",
+    "method": "strategy algorithm algo loss criterion loss_fn",
     "model": "model_name arch net backbone",
     "partition": "alpha dirichlet partitioner split",
     "participation": "fraction_fit fraction_train fraction frac clients_per_round",
@@ -58,6 +59,9 @@ _SYNONYMS = {
     "stages": "calibration postprocessing",
     "out": "output_dir save_dir",
     "cuda": "gpu",
+    "progress": "verbose",
+    "dirichlet": "noniid non_iid non-iid label_skew lda",
+    "skewed": "pathological shards",
 }
 
 

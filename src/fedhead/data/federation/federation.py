@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhead.core.components.parameters import known_arguments
 from fedhead.core.system.errors import BadInput, require, unknown
 from fedhead.data.federation import builders, federation_file, preprocessing
 from fedhead.data.federation.builders import ArrayOptions
@@ -72,6 +73,7 @@ class Federation(FederationData):
 
     # -- constructors -----------------------------------------------------------------------------
     @classmethod
+    @known_arguments
     def from_arrays(
         cls,
         x: Any,

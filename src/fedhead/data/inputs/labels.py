@@ -161,6 +161,11 @@ def read(y: Any, name: str = "y") -> NDArray[Any]:
         BadInput: If a label is missing, not whole or too large, or the number of labels is wrong.
     """
     array = to_array(y, name, "labels")
+    require(
+        array.ndim > 0,
+        f"{name} is {y!r:.60}, not one label per sample: for a data frame or data set use "
+        "fedhead.Federation.from_dataset(data, label=…)",
+    )
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     require(

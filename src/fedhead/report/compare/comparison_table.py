@@ -130,7 +130,9 @@ def compare(
     require(measured, "compare: none of the runs is finished, and only finished runs count")
     known = dict.fromkeys(name for m in measured for name in m.values)
     if metric is None:
-        metric = next((name for name in ("accuracy", "personal", "test_loss", "personal_loss") if name in known), "")
+        tested = (name for name in ("accuracy", "personal", "test_loss", "personal_loss") if name in known)
+        metric = next(tested, "")
+        require(metric, "compare: these runs have no test samples: give the federation some, such as test=0.2")
     if metric not in known:
         raise unknown("metric of these runs", metric, known)
     if arrangement is None:
