@@ -99,10 +99,10 @@ DEMO = {
     "one round": ["rounds=0", "last_rounds=1", "model.hidden=[512]", "stages=[ridge]"],
 }
 NEXT = """
-Now try your own data:
+Now try your own data (after `make demo`: `. .venv/bin/activate` first). Other settings are those of the recipe digits:
 
   Train on a file with arrays x and y, and calibrate the classifier:
-    fedhead run digits dataset=mine.npz test=0.2 'stages=[ccvr]'
+    fedhead run digits dataset=mine.npz test=0.2 normalize=standard 'stages=[ccvr]'
   Train on a folder of images with one folder per class:
     fedhead run digits dataset=photos/ size=32 model=simplecnn test=0.2
   Compare methods in one table:
