@@ -48,6 +48,11 @@ class RecordedResult(RunMetrics):
         return self.record.folder
 
     @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes by their indices; None: the classes have no names."""
+        return self.record.class_names
+
+    @property
     def finished(self) -> bool:
         """True if the run is finished."""
         return self.record.finished

@@ -206,7 +206,7 @@ class Result(RecordedResult):
             stage: Stage after which the model predicts; None: after the last round.
 
         Returns:
-            Class indices, [N]; `record.class_names` has their names. A multilabel objective has 0 or 1 per label,
+            Class indices, [N]; `class_names` has their names. A multilabel objective has 0 or 1 per label,
             [N, L]; a regression has numbers, [N], or [N, T] for several targets.
         """
         objective = self.trained.clients.task.objective
