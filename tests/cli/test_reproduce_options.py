@@ -16,7 +16,7 @@ from fedhead.cli import call
 @pytest.mark.parametrize("words", [["nosuch/table"], ["ccvr/table2", "lr=3"], ["--dry-run"], ["--json"]])
 def test_a_summary_runs_nothing(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["reproduce", "--summary", "--results", str(tmp_path), *words]) == 2
-    assert "--summary writes the page of --results and runs nothing: leave" in capsys.readouterr().err
+    assert "--summary writes the page of all results and runs nothing: give" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

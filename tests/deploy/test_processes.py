@@ -72,6 +72,19 @@ def test_a_child_is_stopped_after_a_signal_interrupted_a_poll_of_it(project: Pro
     assert child.wait(60) in (-signal.SIGTERM, -signal.SIGKILL)  # killed if it ended late
 
 
+def test_the_wait_for_the_nodes_is_announced(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    federation = LocalFederation(project, log=lines.append)
+    monkeypatch.setattr(federation, "_start_link", lambda: lines.append("the link is ready"))
+    monkeypatch.setattr(federation, "_start_node", lines.append)
+    monkeypatch.setattr(federation, "_submit", lambda: lines.append("submitted"))
+    federation.up()
+    waiting = "the nodes of north, south and the run are starting: this takes about a minute"
+    assert lines == ["the link is ready", waiting, "north", "south", "submitted"]
+    federation.nodes = {}
+    federation.close()
+
+
 def test_one_process_at_a_time_runs_a_deployment(project: Project) -> None:
     """The lock is the process's own: it ends with it, however that ends."""
     program = (

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from clinic_sites import project
+from clinics import NAMES
 
 from fedhead.cli import call
-from fedhead.core.system.errors import BadInput
+from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.deploy.project import Project
+from fedhead.deploy.table_check import refusals
+from fedhead.flower.server_run import serve
 
 
 def test_a_good_table_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +100,20 @@ def test_small_categories_and_folders_of_files(tmp_path: Path, capsys: pytest.Ca
     told = capsys.readouterr().out
     assert "south: 40 rows" in told
     assert "attic 1 (not named: fewer than 2)" in told
+    note = "column 'ward' has fewer than 2 rows of attic: a run refuses this site, unless another site has 2 of each"
+    assert told.splitlines()[-1].startswith(f"site south: {note}; list the values in the schema")
+
+
+def test_categories_that_the_schema_lists_may_be_rare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path)
+    table = pd.read_csv(tmp_path / "south.csv")
+    table.assign(sex=["x", *table["sex"][1:]]).to_csv(tmp_path / "south.csv", index=False)
+    file = made.path / "sites" / "south" / "site.yaml"
+    file.write_text(file.read_text().replace("min_class_count: 1", "min_class_count: 2"))
+    assert call(["deploy", "check", str(file.parent)]) == 0
+    told = capsys.readouterr().out
+    assert "x 1" in told
+    assert "fewer than" not in told
 
 
 def test_misspelled_columns_to_leave_out_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,6 +130,90 @@ def test_misspelled_columns_to_leave_out_are_refused(tmp_path: Path, capsys: pyt
     pd.read_csv(tmp_path / "south.csv").drop(columns="year").to_csv(tmp_path / "south.csv", index=False)
     file.write_text(text.replace("leave_out: [patient]", "leave_out: [patient, year]"))
     assert call(["deploy", "check", str(file.parent)]) == 0
+
+
+def test_a_stage_that_the_sites_refuse_is_named_by_init_and_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, _ = project(tmp_path)
+    (tmp_path / "mine.yaml").write_text("model: mlp(hidden=[16])\nstages: [ccvr]\nmissing: mean\nvalidation: 0.2\n")
+    words = ["--recipe", str(tmp_path / "mine.yaml"), "--schema", str(tmp_path / "schema.yaml")]
+    words += [word for name in NAMES for word in ("--site", name, "--data", str(tmp_path / f"{name}.csv"))]
+    assert call(["deploy", "init", str(tmp_path / "other"), *words]) == 0
+    told = capsys.readouterr().out
+    wide = "stage ccvr: the model has 16 features and a sample 4 values, so its statistics may reveal samples: use a "
+    assert told.count(f"The sites refuse this run so far: {wide}") == 1  # once, not by site
+    assert told.count("The sites refuse this run so far: the recipe's validation is 0.2, this site's is None") == 1
+    made.server_file.write_text(made.server_file.read_text().replace('"rounds=2"', '"rounds=2", "stages=[ccvr]"'))
+    assert call(["deploy", "check", str(made.path)]) == 1
+    told = capsys.readouterr().out
+    assert told.count(wide.replace("16", "6")) == 3
+    assert told.count("or set allow_wide_features: true in site.yaml") == 3
+    for file in made.sites().values():
+        file.path.write_text(file.path.read_text() + "allow_wide_features: true\n")
+    assert call(["deploy", "check", str(made.path)]) == 0
+    south = made.path / "sites" / "south"
+    (south / "site.yaml").write_text((south / "site.yaml").read_text() + "methods: [fedprox]\nstages: [ridge]\n")
+    (south / "schema.yaml").write_text((south / "schema.yaml").read_text().replace("years", "months"))
+    assert call(["deploy", "check", str(made.path)]) == 1
+    told = capsys.readouterr().out
+    assert told.count("site south: the method 'fedavg' is not among 'methods' in site.yaml: fedprox") == 1
+    assert told.count("site south: the server's schema differs from schema.yaml in the column 'age'") == 1
+    assert call(["deploy", "check", str(south)]) == 0  # the run is not known there
+
+
+@pytest.mark.parametrize("hidden", ["[]", "[6, 4]", "[6, 3]"])
+def test_the_width_of_a_model_is_known_without_its_inputs(hidden: str, tmp_path: Path) -> None:
+    """The check knows no categories, and decides as the sites do, which know them."""
+    made, grid = project(tmp_path, f"model=mlp(hidden={hidden})", "stages=[ridge]", "rounds=1")
+    errors, said = refusals(made.sites()["north"], made.server()), list[str]()
+    with suppress(FedheadError):
+        serve(made.server(), grid, log=said.append)
+    assert (errors == []) == any(line.startswith("finished") for line in said) == (hidden == "[6, 3]")
+
+
+def test_empty_cells_are_refused_as_the_recipe_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path, "missing=null", "normalize=null")
+    assert call(["deploy", "check", str(made.path / "sites" / "south")]) == 0
+    assert call(["deploy", "check", str(made.path)]) == 1
+    assert "site south: the table: column 'ward' has no value in" in capsys.readouterr().out
+
+
+def test_labels_of_a_regression_are_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path, "objective=regression")
+    site = made.path / "sites" / "south"
+    for path in (made.path / "schema.yaml", site / "schema.yaml"):
+        path.write_text("label: year\ncolumns: {age: {}, ward: {type: category}}\n")
+    text = (site / "site.yaml").read_text().replace("[patient]", "[patient, sex, outcome]")
+    (site / "site.yaml").write_text(text.replace("min_class_count: 1", "min_class_count: 5"))
+    for name in ("north", "east"):
+        (made.path / "sites" / name / "site.yaml").unlink()
+    assert call(["deploy", "check", str(made.path)]) == 0
+    told = capsys.readouterr().out
+    assert "2011 … 2024" in told
+    assert "fewer than" not in told
+    assert call(["deploy", "check", str(site)]) == 0  # the objective is not known there
+    told = capsys.readouterr().out
+    assert "column 'year' has fewer than 5 rows of 20" in told
+    assert "a run with objective=multiclass refuses this site" in told
+
+
+def test_paths_in_messages_are_resolved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, _ = project(tmp_path)
+    (tmp_path / "blob").write_text((tmp_path / "south.csv").read_text().replace("ward", "wards"))
+    (tmp_path / "south.csv").unlink()
+    (tmp_path / "south.csv").symlink_to("blob")  # a link has its own suffix
+    assert call(["deploy", "check", str(made.path / "sites" / "south")]) == 1
+    assert f"site south: {tmp_path / 'south.csv'} has no column 'ward'" in capsys.readouterr().out
+
+
+def test_the_comment_on_data_is_that_of_its_form(tmp_path: Path) -> None:
+    made, _ = project(tmp_path)
+    assert "# a table (.csv, .parquet), a list or a folder of them, or" in (
+        made.path / "sites" / "south" / "site.yaml"
+    ).read_text(encoding="utf-8")
+    plain = Project.init(tmp_path / "plain", "digits", ["north"])
+    assert "# a folder of class folders" in (plain.path / "sites" / "north" / "site.yaml").read_text(encoding="utf-8")
 
 
 def test_all_sites_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

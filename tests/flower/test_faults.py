@@ -197,7 +197,9 @@ def test_two_nodes_of_one_name_are_both_left_out(tmp_path: Path) -> None:
     grid.nodes[555] = here.site(1)
     transport = here.transport(grid, said)
     run(transport)
-    assert sum(line.startswith("node") and "two nodes call themselves site-1" in line for line in said) == 2
+    assert (
+        sum(line.startswith("site site-1 (node ") and "two nodes call themselves site-1" in line for line in said) == 2
+    )
     assert "site-1" not in transport.nodes.nodes
 
 
@@ -207,7 +209,7 @@ def test_a_stranger_and_a_site_without_samples_are_left_out_by_name(tmp_path: Pa
     grid.nodes[555] = here.site(1, name="mallory")
     run(here.transport(grid, said))
     assert any("node 555 is left out: its name is not among the server's sites" in line for line in said)
-    assert any("node 102 is left out: site site-2: it holds no training samples" in line for line in said)
+    assert any("site site-2 (node 102) is left out: it holds no training samples" in line for line in said)
     assert not any("mallory" in line for line in said)  # what a site calls itself stays there if nobody knows it
 
 
@@ -259,7 +261,7 @@ def test_a_site_that_was_fixed_is_asked_again(tmp_path: Path, monkeypatch: pytes
     transport = here.transport(grid, said)
     result = run(transport, on_round=fix)
     assert [row["participants"] for row in result.rows] == [3, 4, 4]
-    assert sum("node 103 is left out" in line for line in said) == 1
+    assert sum("site site-3 (node 103) is left out: its site.yaml" in line for line in said) == 1
     registry = node_registry.NodeRegistry(["a"])
     for wait in (60, 120, 240):
         registry.refuse(7, Failure("because", "a"))

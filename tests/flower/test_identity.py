@@ -72,7 +72,7 @@ def test_a_key_opens_no_other_sites_name(tmp_path: Path) -> None:
     said: list[str] = []
     transport = bound(world, grid, said)
     run(transport)
-    assert any("node 103 is left out: site site-3: it calls itself site-1, but its key" in line for line in said)
+    assert any("site site-3 (node 103) is left out: it calls itself site-1, but its key" in line for line in said)
     assert "site-3" not in transport.nodes.nodes
     assert transport.nodes.nodes["site-1"] == 101
 
@@ -91,7 +91,7 @@ def test_a_failure_under_another_sites_name_is_not_held_against_that_site(tmp_pa
     present = transport.present()
     assert transport.why_absent(present)[1] == "it is not connected"
     assert not transport.nodes.complete(present)
-    assert any("node 103 is left out: site site-3: its data can't be used" in line for line in said)
+    assert any("site site-3 (node 103) is left out: its data can't be used" in line for line in said)
     grid.nodes[101] = late
     assert 1 in transport.present()
 
@@ -101,7 +101,7 @@ def test_a_message_that_cant_be_read_is_attributed_by_its_key(tmp_path: Path) ->
     grid.faults[103] = lambda message, honest: RecordDict()
     said: list[str] = []
     bound(world, grid, said).present()
-    assert any("node 103 is left out: site site-3: the message is not from fedhead" in line for line in said)
+    assert any("site site-3 (node 103) is left out: the message is not from fedhead" in line for line in said)
 
 
 def test_without_keys_a_newcomer_does_not_displace_a_site_that_is_here(tmp_path: Path) -> None:

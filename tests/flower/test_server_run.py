@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tiers import quick
 
+from fedhead.api.compare import compare
 from fedhead.api.load import load as load_result
 from fedhead.core.system.errors import BadInput, FedheadError
 from fedhead.core.tree.treefile import load_tree
@@ -183,6 +184,31 @@ def test_a_resumed_server_sends_frozen_parameters_only_to_sites_without_them(
     assert expected["bytes_down"] < 3 * rows[0][0]["bytes_down"]
     for name, t in leaves(tmp_path / "sim").items():
         torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)
+
+
+def test_the_last_line_counts_the_sites_behind_a_mean(tmp_path: Path) -> None:
+    made, grid = project(tmp_path, "client_test=0.3", "stages=[ccvr]", "stage.ccvr.epochs=1")
+    said: list[str] = []
+
+    def log(line: str) -> None:
+        said.append(line)
+        if line.startswith("round 2, "):
+            grid.nodes.pop(12, None)  # lost, as if its node was killed
+
+    found = serve(made.server(), grid, log=log)
+    stage = found["stages"]["ccvr"]
+    assert not any("of 3 sites" in line for line in said if line.startswith(("round 1, ", "round 2, ")))
+    assert said[-1] == (
+        f"finished, accuracy {found['accuracy']:.2f} %, personal {found['personal']:.2f} % (2 of 3 sites)"
+        f"; after ccvr: accuracy {stage['accuracy']:.2f} %, personal {stage['personal']:.2f} % (2 of 3 sites)"
+    )
+    other, whole = project(tmp_path / "whole", "client_test=0.3", "method=fedprox")
+    serve(other.server(), whole, log=said.append)
+    assert "of 3 sites" not in said[-1]
+    folders, lost = [each.path / "run" for each in (made, other)], "2 of 3 clients, the others failed or were absent"
+    expected = {f"{folders[0]}{after}: personal is the mean over {lost}" for after in ("", " after ccvr")}
+    assert expected == {note for note in compare(folders, metric="personal").notes if " is the mean over " in note}
+    assert not any(" is the mean over " in note for note in compare(folders, metric="accuracy").notes)
 
 
 def test_a_finished_run_is_left_as_it_is_and_another_one_refused(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_the_server_says_which_site_by_code_and_goes_on(tmp_path: Path, capsys: 
     told: list[str] = []
     found = serve(project.server(), InProcess(nodes), log=told.append)
     assert found["rounds"] == 1
-    line = next(line for line in told if "is left out: site north: " in line)
+    line = next(line for line in told if "site north (node 10) is left out: " in line)
     reference = re.search(r"its data can't be used for this run \(data, reference ([0-9a-f]{8}) in the site", line)
     assert reference
     assert f"problem {reference[1]} (data)" in capsys.readouterr().err

@@ -223,6 +223,27 @@ def test_a_bad_table_is_named_at_its_site_alone(
         assert word not in told
 
 
+def test_a_label_of_one_site_is_announced(tmp_path: Path) -> None:
+    made, grid = project(tmp_path, "rounds=1")
+    table, said = pd.read_csv(tmp_path / "south.csv"), list[str]()
+    table.assign(outcome=["lost", *table["outcome"][1:]]).to_csv(tmp_path / "south.csv", index=False)
+    for path in made.path.rglob("schema.yaml"):
+        path.write_text(SCHEMA.replace("classes: [alive, dead]\n", ""))
+    serve(made.server(), grid, log=said.append)
+    assert "classes, with the number of sites that name each: alive 3, dead 3, lost 1" in said
+
+
+def test_a_run_that_no_site_joins_says_what_to_do(tmp_path: Path) -> None:
+    made, grid = project(tmp_path)
+    for file in made.sites().values():
+        file.path.write_text(file.path.read_text() + "methods: [fedprox]\n")
+    grid.nodes = {10 + k: factory.site(file) for k, file in enumerate(made.sites().values())}
+    with pytest.raises(FedheadError, match=r"0 of 3 sites are there .* own log\); correct these sites, then resume$"):
+        serve(made.server(), grid, log=lambda line: None)
+    with pytest.raises(FedheadError, match=r"0 of 3 sites are there .*; missing: north, south, east$"):
+        serve(replace(made.server(), out="other"), InProcess({}), log=lambda line: None)
+
+
 @pytest.mark.parametrize("listed", [True, False], ids=["listed", "found"])
 def test_a_site_whose_rows_are_all_of_one_class_trains(listed: bool, tmp_path: Path) -> None:
     made, grid = project(tmp_path, "rounds=1")

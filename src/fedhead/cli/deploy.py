@@ -47,7 +47,7 @@ def init(
       fedhead deploy init clinic --recipe my.yaml --schema schema.yaml --site north --data north.csv
       fedhead deploy init clinic --site north --site south --target compose --address fl.example.org:8443
     """
-    from fedhead.deploy import targets
+    from fedhead.deploy import table_check, targets
     from fedhead.deploy.processes import require_flower
     from fedhead.deploy.project import Project
 
@@ -57,6 +57,10 @@ def init(
         targets.check(target, names, data or [])
     project = Project.init(folder, recipe, names, assignments or [], data or [], schema, target == "local")
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml")
+    if schema is not None:
+        server = project.server()
+        for error in table_check.refusals(project.sites()[server.sites[0]], server):
+            print(f"The sites refuse this run so far: {error}")
     if target == "local":
         print("To run all of it on this machine, with TLS and keys:")
         print(f"  fedhead deploy certs {folder}")
@@ -76,22 +80,24 @@ def check(
 ) -> None:
     """Check the tables of sites against their schemas, and list rows, empty cells and values; nothing is sent.
 
+    In the folder of a deployment it also checks that each site.yaml permits the run of server.yaml.
+
     Examples:
       fedhead deploy check clinic/sites/north
       fedhead deploy check clinic
     """
     from fedhead.cli.output import print_table
-    from fedhead.core.system.errors import FedheadError, messages
+    from fedhead.core.system.errors import FedheadError, messages, raise_first
     from fedhead.deploy import table_check
     from fedhead.deploy.project import Project
     from fedhead.flower.config import SiteFile
 
     alone = (folder / "site.yaml").is_file()
-    if alone:
+    server = None if alone else Project.open(folder).server()
+    if server is None:
         sites = {folder.resolve().name: folder / "site.yaml"}
     else:
-        project = Project.open(folder)
-        sites = {name: project.path / "sites" / name / "site.yaml" for name in project.server().sites}
+        sites = {name: server.path.parent / "sites" / name / "site.yaml" for name in server.sites}
     bad = list[str]()
     for name, path in sites.items():
         if not path.is_file():
@@ -100,7 +106,12 @@ def check(
             file = SiteFile.read(path)
             fix = "each site needs its own, as in server.yaml"
             require(alone or file.name == name, f"{path} has the name {file.name!r}: {fix}")
-            print_table(table_check.check(file), left=3)
+            table, notes = table_check.check(file, None if server is None else server.recipe_of_run())
+            print_table(table, left=3)
+            for note in notes:
+                print(f"site {name}: {note}", flush=True)
+            if server is not None:
+                raise_first(table_check.refusals(file, server))
         except BadInput as error:
             for message in messages(error):
                 print(f"site {name}: {message}", flush=True)

@@ -98,6 +98,7 @@ class LocalFederation:
         if self.evaluate:
             self._result.unlink(missing_ok=True)
         self._start_link()
+        self.log(f"the nodes of {', '.join(self.sites)} and the run are starting: this takes about a minute")
         if self.secure:
             keys = {name: self.project.certs / "sites" / f"{name}.pub" for name in self.sites}
             register(self.address, self.project.certs / "ca.crt", keys)

@@ -28,6 +28,9 @@ from fedhead.recipes.recipe import Recipe, load
 from fedhead.recipes.recipe_data import is_path
 
 SCHEMA = "schema.yaml"  # schema of the sites' tables
+# forms of `data` in site.yaml, without and with a schema
+SAMPLES = "a folder of class folders, an .npz (x, y), a .csv (path,label), file.py:function; recipe: its share"
+TABLES = "a table (.csv, .parquet), a list or a folder of them, or file.py:function, which returns a data frame"
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Project:
                 "site.yaml",
                 name=site,
                 data=json.dumps(os.path.relpath(source, folder) if here and Path(source).exists() else source),
+                forms=SAMPLES if schema is None else TABLES,
                 schema="null" if schema is None else SCHEMA,
                 allow=json.dumps([*own_files, *modules]),
                 paths=json.dumps(paths),

@@ -112,7 +112,7 @@ def site(file: SiteFile) -> Site:
             federation = samples(spec, number, recipe)
         if file.name == spec.leave_out_site and federation.validation is not None:
             federation = replace(federation, validation=[rows[:0] for rows in federation.validation])
-        experiment = experiment_of(_of_site(recipe), spec, file.own_model())
+        experiment = experiment_of(recipe_of_site(recipe), spec, file.own_model())
         model = experiment.models[number % len(experiment.models)]
         experiment = experiment.with_models([model], [0] * len(spec.sites))
         experiment.check_data(federation, stages=False)
@@ -252,7 +252,7 @@ def _digests(recipe: Recipe) -> dict[str, str]:
     return {entry["name"]: entry["digest"] for entry in sources if "digest" in entry}
 
 
-def _of_site(recipe: Recipe) -> Recipe:
+def recipe_of_site(recipe: Recipe) -> Recipe:
     """Return the recipe without keys that only affect the server."""
     return replace(recipe, metrics=(), callbacks=(), aggregator=None, outliers=None, weights=None, sampler=None)
 

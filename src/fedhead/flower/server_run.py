@@ -28,7 +28,7 @@ from fedhead.flower.server.node_keys import site_keys
 from fedhead.flower.server.table_fit import TableFit
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.wire.protocol import RunSpec
-from fedhead.metrics.records import Row
+from fedhead.metrics.records import Row, final_rows
 from fedhead.recipes import inputs_record
 from fedhead.runs import environment, reopen
 from fedhead.runs.run_folder import RunFolder
@@ -81,7 +81,8 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
         snapshot = run.snapshot()
         if snapshot is not None:
             log(f"going on after round {snapshot.round}")
-        finished = rounds.run(transport, [run.loggers, run, ServerLog(log)], snapshot)
+        training = len(file.sites) - (file.leave_out_site is not None)
+        finished = rounds.run(transport, [run.loggers, run, ServerLog(log, training)], snapshot)
     return final_metrics(str(out), run.recipe, finished)
 
 
@@ -175,20 +176,34 @@ class ServerLog(Observer):
 
     Args:
         log: Called with each line.
+        sites: Number of sites that train.
     """
 
-    def __init__(self, log: Callable[[str], None]):
-        self._log = log
+    def __init__(self, log: Callable[[str], None], sites: int):
+        self._log, self._sites = log, sites
 
     def round(self, row: Row, snapshot: Snapshot) -> None:
         """Log a round."""
-        self._log(_line(row))
+        missing = [*row.get("failed", {}), *row.get("absent", {})]
+        without = [f"without {', '.join(missing)}"] if missing else []
+        self._log(", ".join([f"round {row['round']}", *self._percents(row), *without, f"{row['seconds']:.1f} s"]))
 
     def end(self, result: FinishedRun) -> None:
-        """Log the final accuracies."""
-        reached = {"accuracy": result.accuracy, "personal": result.personal}
-        reached |= {f"after {name}": stage.accuracy for name, stage in result.stages.items()}
-        self._log(", ".join(["finished", *_percents(reached)]))
+        """Log the final accuracies, after the rounds and after each stage."""
+        personal = next((row for row in reversed(final_rows(result.rows)) if row.get("personal") is not None), {})
+        line = ", ".join(["finished", *self._percents(personal | {"accuracy": result.accuracy})])
+        for name, row in result.stage_rows.items():
+            line += f"; after {name}: {', '.join(self._percents(row)) or 'not tested'}"
+        self._log(line)
+
+    def _percents(self, row: Row) -> list[str]:
+        """Return the accuracies of a record, with the number of sites behind the mean if some are missing."""
+        values = {name: row.get(name) for name in ("accuracy", "personal")}
+        texts = [f"{name} {value:.2f} %" for name, value in values.items() if value is not None]
+        tested = sum(value is not None for value in row.get("clients") or [])
+        if values["personal"] is not None and tested < self._sites:
+            texts[-1] += f" ({tested} of {self._sites} sites)"
+        return texts
 
 
 @contextmanager
@@ -203,15 +218,3 @@ def _disk(out: Path) -> Iterator[None]:
             f"the server can't write to {out} ({error}): make room there, or make it writable, then resume; the sites "
             "keep their states"
         ) from error
-
-
-def _line(row: Row) -> str:
-    parts = [f"round {row['round']}"]
-    parts += _percents({name: row.get(name) for name in ("accuracy", "personal")})
-    missing = [*row.get("failed", {}), *row.get("absent", {})]
-    parts += [f"without {', '.join(missing)}"] if missing else []
-    return ", ".join([*parts, f"{row['seconds']:.1f} s"])
-
-
-def _percents(values: Mapping[str, float | None]) -> list[str]:
-    return [f"{name} {value:.2f} %" for name, value in values.items() if value is not None]

@@ -69,10 +69,12 @@ class SiteConnections:
         missing = ", ".join(name for k, name in enumerate(self.spec.sites) if k not in present)
         why = "".join(f"; {failure.line}" for failure in self.nodes.refused.values())
         if len(training) < self.timeouts.quorum:
+            of_sites = any(failure.site for failure in self.nodes.refused.values())
+            fix = "; correct these sites, then resume" if of_sites else ""
             but = "" if training == present else f" (besides {self.spec.leave_out_site}, which only tests)"
             raise FedheadError(
                 f"{len(training)} of {len(self.spec.sites)} sites are there after {self.timeouts.join_seconds:g} s{but}"
-                f", at least {self.timeouts.quorum} are needed; missing: {missing}{why}"
+                f", at least {self.timeouts.quorum} are needed; missing: {missing}{why}{fix}"
             )
         self.log(f"going on without {missing}{why}")
         return present
@@ -95,8 +97,7 @@ class SiteConnections:
         outgoing = {node: Outgoing(node, request) for node in nodes}
 
         def refuse(node: int, failure: Failure) -> None:
-            known = self.nodes.refuse(node, failure, keys.get(node))
-            self.log(f"node {node} is left out: {known.line}")
+            self.log(self.nodes.refuse(node, failure, keys.get(node)))
 
         for node, reply in self._send(outgoing, self.timeouts.join_seconds).items():
             if isinstance(reply, Failure):

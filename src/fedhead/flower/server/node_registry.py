@@ -55,7 +55,7 @@ class NodeRegistry:
         self.rivals[node] = name
         return Failure(f"it calls itself {name}, which is here already as node {holder}")
 
-    def refuse(self, node: int, failure: Failure, key: bytes | None = None) -> Failure:
+    def refuse(self, node: int, failure: Failure, key: bytes | None = None) -> str:
         """Record a refused node; it is retried later if a site reported the reason, or if it was offline.
 
         Args:
@@ -64,17 +64,19 @@ class NodeRegistry:
             key: Public key of the node, which identifies its site; None: no authentication.
 
         Returns:
-            The reason with the authenticated name of the node.
+            A message for the operator, with the authenticated name of the node.
         """
+        owner, reason = failure.site, failure.reason
         if self.keys:
             owner = next((name for name, site_key in self.keys.items() if site_key == key), None)
             if failure.site != owner:  # don't blame the site whose name it used
-                failure = Failure(Failure(failure.reason, owner).line, offline=failure.offline)
+                failure = Failure(Failure(reason, owner).line, offline=failure.offline)
         self.refused[node] = failure
         _, waited = self.retries.get(node, (0.0, RETRY_SECONDS / 2))
         wait = min(2 * waited, LONGEST_RETRY)
         self.retries[node] = (time.monotonic() + wait, wait)
-        return failure
+        who = f"site {owner} (node {node})" if owner else f"node {node}"
+        return f"{who} is left out: {reason}"
 
     def forget(self, name: str) -> None:
         """Remove a site's node, so that its name and data are requested again."""

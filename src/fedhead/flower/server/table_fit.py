@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
@@ -37,6 +38,9 @@ class TableFit(SiteConnections):
         parts = [self._read(self.nodes.hellos[name]) for name in present]
         fitted, rows = FittedTable.fit(self.schema, parts, self.spec.preprocessing), sum(part.rows for part in parts)
         self.log(f"tables of {', '.join(present)} with {rows} rows: {fitted.features} features")
+        if counts := Counter(name for part in parts for name in part.classes):
+            named = ", ".join(f"{name} {counts[name]}" for name in fitted.classes)
+            self.log(f"classes, with the number of sites that name each: {named}")
         has_classes = targets.objective_of(self.spec.objective).has_classes
         if has_classes and len(fitted.classes) < 2:
             raise BadInput("the sites' labels are of fewer than 2 classes with enough samples: list them in the schema")

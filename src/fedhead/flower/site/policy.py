@@ -83,7 +83,8 @@ class Policy:
             raise SiteProblem(
                 "policy",
                 f"stage {stages[0]}: the model has {features} features and a sample {values} values, so its "
-                "statistics may reveal samples: use a model with fewer features, or allow_wide_features in site.yaml",
+                "statistics may reveal samples: use a model with fewer features, or set allow_wide_features: true in "
+                "site.yaml",
             )
 
     def check_releases(self, count: int) -> None:

@@ -177,7 +177,7 @@ def load(
         return _fit(x, frame[_schema(spec).label].to_numpy(), spec, str(source), "features"), None
     if not isinstance(source, str):
         raise BadInput(f"data {', '.join(source)}: a list is for tables with a schema; name one file or folder")
-    path = base / os.path.expanduser(source)
+    path = _place(source, base)
     test: Any = None
     layout: Any = None
     if path.is_dir() or path.suffix == ".csv":
@@ -197,6 +197,12 @@ def load(
     return _fit(x, y, spec, source, layout), test
 
 
+def _place(source: str, base: Path) -> Path:
+    """Return a source as a path with its folder resolved, as messages show it; a linked file keeps its own name."""
+    path = base / os.path.expanduser(source)
+    return path.parent.resolve() / path.name
+
+
 def _schema(spec: RunSpec) -> TableSchema:
     schema = spec.schema
     if schema is None:
@@ -210,7 +216,7 @@ def table(source: Source, spec: RunSpec, base: Path, names: ColumnNames, strict:
     With `strict` a name in `leave_out` that the table and the schema lack is refused: test samples may lack it.
     """
     listed = [source] if isinstance(source, str) else list(source)
-    tables: Any = [base / os.path.expanduser(each) for each in listed]
+    tables: Any = [_place(each, base) for each in listed]
     if len(tables) == 1 and tables[0].is_dir():
         tables = sorted(path for path in tables[0].iterdir() if path.suffix in SUFFIXES)
     if len(tables) == 1 and ":" in listed[0] and not tables[0].exists():

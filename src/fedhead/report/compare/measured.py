@@ -61,6 +61,7 @@ class Measured:
         replicate: Seed and split.
         values: Numbers by name: accuracy, personal, losses, metrics, bytes, seconds.
         left_out: Site that only tested; None: all sites trained.
+        tested: Clients behind the means over clients, such as "2 of 3", if some were lost; "" otherwise.
     """
 
     where: str
@@ -69,6 +70,7 @@ class Measured:
     replicate: Replicate
     values: Mapping[str, float]
     left_out: str | None = None
+    tested: str = ""
 
 
 def of_runs(runs: Sequence[Run]) -> list[Measured]:
@@ -78,9 +80,20 @@ def of_runs(runs: Sequence[Run]) -> list[Measured]:
         if run.result is not None:
             replicate = Replicate(run.recipe.seed, run.split)
             values = {"": _at_the_end(run)} | {name: _numbers(row) for name, row in run.stage_rows.items()}
+            last = next((row for row in reversed(final_rows(run.rows)) if row.get("personal") is not None), {})
+            rows = {"": last} | run.stage_rows
             for stage, numbers in values.items():
-                out.append(Measured(str(run.path), run.recipe, stage, replicate, numbers, run.left_out))
+                tested = _tested(rows[stage], run.left_out)
+                out.append(Measured(str(run.path), run.recipe, stage, replicate, numbers, run.left_out, tested))
     return out
+
+
+def _tested(row: Mapping[str, Any], left_out: str | None) -> str:
+    """Return the number of tested clients, if failed or absent ones are missing in the means over clients."""
+    clients = row.get("clients") or []
+    tested, every = sum(value is not None for value in clients), len(clients) - (left_out is not None)
+    lost = row.get("failed") or row.get("absent")
+    return f"{tested} of {every}" if lost and tested < every else ""
 
 
 def _at_the_end(run: Run) -> dict[str, float]:

@@ -208,6 +208,11 @@ def pivot(measured: Sequence[Measured], metric: str, arrangement: Arrangement) -
         if metric not in m.values:
             notes.append(f"{m.where}{f' after {m.stage}' if m.stage else ''} has no {metric} and does not count")
             continue
+        if m.tested and metric.startswith("personal"):
+            after = f" after {m.stage}" if m.stage else ""
+            notes.append(
+                f"{m.where}{after}: {metric} is the mean over {m.tested} clients, the others failed or were absent"
+            )
         setting = flat_recipe(m.recipe, m.left_out)
         row, column = arrangement.row(m.recipe, m.stage), arrangement.column(setting)
         rows.setdefault(row, f"{m.recipe.method} + {m.stage}" if m.stage else m.recipe.method)
