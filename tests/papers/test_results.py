@@ -301,7 +301,7 @@ def test_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.Capt
         (["ccvr/table1", "seed=3"], "use --seeds"),
         (["ccvr/table2", "--variants", "tukey-nome"], "did you mean 'tukey-none'"),
         (["ccvr/table1", "nonsense"], "'nonsense' is no assignment"),
-        (["ccvr/table1", "method.nu=3"], "fedavg cifar10-0.5: method.nu: "),
+        (["ccvr/table1", "method.nu=3"], "fedavg cifar10-0.5 method.nu=3: method.nu: "),
     ],
 )
 def test_mistakes_on_the_command_line_are_named(
