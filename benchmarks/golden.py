@@ -278,10 +278,11 @@ def calibrated(stage: str, folder: Path) -> Items:
     """Train in a run folder, load it, and run a stage on what was loaded."""
     fh.run(federation(), MLP, "fedavg", **COMMON, executor="loop", out=folder / "run")
     loaded = fh.load(folder / "run", federation=federation(), device="cpu")
+    before = items(loaded, loaded.states)
     found = loaded.calibrate(stage)
     after = {"stage": digest(found.server), "weights": digest(found.weights), "stage_rows": columns([found.metrics])}
     kept = {str(k): digest(state) for k, state in sorted(stage_clients(found).items())}
-    return items(loaded, loaded.states) | after | {"stage_clients": kept}
+    return before | after | {"stage_clients": kept}
 
 
 class Killed(Exception):
