@@ -44,6 +44,11 @@ def test_figures_are_shown_with_their_numbers(name: str) -> None:
     assert {path.stem for path in folder.glob("*.csv")} == {figure.partition("-")[0] for figure in shown}
 
 
+def indented(name: str) -> list[str]:
+    """Return the rows of the tables inside a page's lists."""
+    return [line.strip() for line in PAGES[name].read_text(encoding="utf-8").splitlines() if line[:3] == "  |"]
+
+
 @cache
 def results() -> Results:
     return Results(ROOT / "results")
@@ -88,6 +93,14 @@ def printed(name: str, cell: str) -> str:
     return f"{value[0] + 1e-9:.1f}"
 
 
+def or_not_run(name: str, cell: str, variant: str = "") -> str:
+    """Return our mean, or "not run", and the published value in brackets; a variant may not concern the cell."""
+    if variant and table(name).as_in(cells(name)[cell], variant) is None:
+        variant = ""
+    ours = mean(name, cell, variant) if measured(name, cell, variant) else "not run"
+    return f"{ours} ({printed(name, cell)})"
+
+
 def own(name: str, cell: str) -> str:
     """Return our mean with its deviation, and the published mean in brackets."""
     return f"{mean_std(name, cell)} ({printed(name, cell)})"
@@ -104,6 +117,15 @@ def printed_with_deviation(name: str, cell: str) -> str:
 
 
 CCVR2, FEDETF1, FEDCLASSAVG2 = "ccvr/table2", "fedetf/table1", "fedclassavg/table2"
+
+
+@pytest.mark.parametrize("tukey", ["real", "none", "both", "virtual"])
+def test_the_tukey_table_of_ccvrs_guide(tukey: str) -> None:
+    variant = "" if tukey == "real" else f"tukey-{tukey}"
+    ours = [values(CCVR2, f"cifar10-{alpha} fedavg ccvr", variant, split=0, seed=0) for alpha in ("0.5", "0.1")]
+    shown = " | ".join(f"{value:.2f}" for (value,) in ours)
+    (row,) = rows(ROOT / "docs" / "ccvr.md", f"{'CCVR, ' if tukey == 'real' else ''}`tukey={tukey}` |")
+    assert row.endswith(f"` | {shown} |")
 
 
 @pytest.mark.parametrize("alpha", ["0.5", "0.1", "0.05"])
@@ -174,10 +196,18 @@ def test_fedetfs_tables_2_and_5(method: str) -> None:
 
     kinds = ("general", "personal")
     clients = [means("fedetf/table2", ["50-0.4", "50-0.6", "100-0.4", "100-0.6"], kind) for kind in kinds]
-    epochs = [means("fedetf/table5", [number], kind) for number in ("1", "2") for kind in kinds]
-    indented = [line.strip() for line in PAGES["fedetf"].read_text(encoding="utf-8").splitlines() if line[:3] == "  |"]
-    assert f"| `{method}` | {' | '.join(clients)} |" in indented
-    assert f"| `{method}` | {' | '.join(epochs)} |" in indented
+    epochs = [means("fedetf/table5", [number], kind) for number in ("1", "2", "4") for kind in kinds]
+    assert f"| `{method}` | {' | '.join(clients)} |" in indented("fedetf")
+    assert f"| `{method}` | {' | '.join(epochs)} |" in indented("fedetf")
+
+
+@pytest.mark.parametrize("method", list(table(FEDETF1).content["axes"]["method"]))
+def test_fedetfs_table_1_on_cifar100(method: str) -> None:
+    names = [
+        f"{method} cifar100-{alpha} {accuracy}" for alpha in ("0.1", "0.05") for accuracy in ("general", "personal")
+    ]
+    texts = [or_not_run(FEDETF1, cell) if cell in cells(FEDETF1) else "–" for cell in names]
+    assert f"| `{method}` | {' | '.join(texts)} |" in indented("fedetf")
 
 
 @pytest.mark.parametrize(
@@ -193,6 +223,16 @@ def test_fedclassavgs_table_2(data: str, name: str, partition: str, kind: str) -
         theirs = printed_with_deviation(FEDCLASSAVG2, cell)
         texts.append(f"{with_deviation(run.value, run.client_deviation)} ({theirs})")
     assert rows(PAGES["fedclassavg"], f"{name}, {kind} |") == [f"| {name}, {kind} | {' | '.join(texts)} |"]
+
+
+@pytest.mark.parametrize(
+    ("data", "name"), [("cifar10", "CIFAR-10"), ("fashionmnist", "Fashion-MNIST"), ("emnist", "EMNIST letters")]
+)
+@pytest.mark.parametrize(("clients", "variant"), [(20, "validated"), (100, "caption-cnn-union")])
+def test_fedclassavgs_table_3(data: str, name: str, clients: int, variant: str) -> None:
+    methods = ("fedavg", "fedprox", "ktpfl", "ktpfl+weight", "fedclassavg", "fedclassavg+weight")
+    texts = [or_not_run("fedclassavg/table3", f"{data} {clients}-clients {method}", variant) for method in methods]
+    assert f"| {name}, {clients} | {' | '.join(texts)} |" in indented("fedclassavg")
 
 
 def test_claims_about_fedclassavg() -> None:
