@@ -98,7 +98,7 @@ def test_new_tables_are_encoded_by_the_schema_as_those_of_training(caplog: pytes
         ({"age": ["old"] * 40}, r"column 'age' holds 'old' in row 0, it must be a number in years"),
         ({"age": [np.inf] * 40}, "column 'age' holds inf in row 0, it must be a number"),
         ({"age": [600.0] * 40}, "column 'age' holds 600.0 in row 0, it must be between 0 and 120 in years"),
-        ({"weight": [1.0] * 40}, "weight is not in the schema: drop it, or list it in leave_out"),
+        ({"weight": [1.0] * 40}, "columns that are not in the schema, weight: drop them, or list them in leave_out"),
         ({"ward": None}, "has no column 'ward'; it has patient"),
     ],
 )

@@ -73,7 +73,7 @@ def test_all_faults_of_a_site_are_named_at_once(tmp_path: Path, capsys: pytest.C
     told = capsys.readouterr()
     reasons = [
         "south.csv has no column 'year', 'ward'; it has patient,",
-        "south.csv: wards is not in the schema: drop it",
+        "south.csv has columns that are not in the schema, wards: drop them",
         "south.csv: column 'age' holds -3 in line 2",
         "south.csv: column 'sex' holds 'M' in line 2",
         "south.csv: column 'outcome' holds 'lost' in line 2",

@@ -192,7 +192,7 @@ def rare(table: pd.DataFrame) -> pd.DataFrame:
 
 BAD = {
     no_ward: "south.csv has no column 'ward'",
-    one_more: "south.csv: Methuselah is not in the schema: drop it, or list it in leave_out of site.yaml",
+    one_more: "south.csv has columns that are not in the schema, Methuselah: drop them, or list them in leave_out",
     old: "column 'age' holds 'Methuselah' in line 2, it must be a number in years",
     lost: "column 'outcome' holds 'lost' in line 2, which the schema does not list",
     strange: "column 'sex' holds 'Methuselah' in line 2, which the schema does not list",

@@ -28,7 +28,7 @@ from fedhead.flower.server.node_keys import site_keys
 from fedhead.flower.server.table_fit import TableFit
 from fedhead.flower.server.transport import FlowerTransport
 from fedhead.flower.wire.protocol import RunSpec
-from fedhead.metrics.records import Row, final_rows
+from fedhead.metrics.records import Row, final_rows, tested_of
 from fedhead.recipes import inputs_record
 from fedhead.runs import environment, reopen
 from fedhead.runs.run_folder import RunFolder
@@ -200,9 +200,8 @@ class ServerLog(Observer):
         """Return the accuracies of a record, with the number of sites behind the mean if some are missing."""
         values = {name: row.get(name) for name in ("accuracy", "personal")}
         texts = [f"{name} {value:.2f} %" for name, value in values.items() if value is not None]
-        tested = sum(value is not None for value in row.get("clients") or [])
-        if values["personal"] is not None and tested < self._sites:
-            texts[-1] += f" ({tested} of {self._sites} sites)"
+        if values["personal"] is not None and (tested := tested_of(row, self._sites)):
+            texts[-1] += f" ({tested} sites)"
         return texts
 
 

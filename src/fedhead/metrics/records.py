@@ -57,6 +57,13 @@ def final_rows(rows: list[Row]) -> list[Row]:
     return rows[: kept_round(rows)]
 
 
+def tested_of(row: Row, every: int) -> str:
+    """Return such as "2 of 3" if failed or absent clients are missing in the record's means over clients; else ""."""
+    tested = sum(value is not None for value in row.get("clients") or [])
+    lost = row.get("failed") or row.get("absent")
+    return f"{tested} of {every}" if lost and tested < every else ""
+
+
 class RunMetrics(ABC):
     """Base class with the metrics of a finished run, computed from the records of its rounds and stages."""
 

@@ -193,8 +193,8 @@ class TableSchema:
                 with collecting_errors(errors):
                     require(not missing, f"{where} has no column {', '.join(missing)}; it has {', '.join(known)}")
                 with collecting_errors(errors):
-                    fix = "drop it, or list it in leave_out of site.yaml"
-                    require(not other, f"{where}: {', '.join(other)} is not in the schema: {fix}")
+                    fix = "drop them, or list them in leave_out of site.yaml"
+                    require(not other, f"{where} has columns that are not in the schema, {', '.join(other)}: {fix}")
                 checked = {}
                 for name, column in self.columns.items():
                     if name in leave_out:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedhead.loggers.base import is_number
-from fedhead.metrics.records import final_rows
+from fedhead.metrics.records import final_rows, tested_of
 from fedhead.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -83,17 +83,10 @@ def of_runs(runs: Sequence[Run]) -> list[Measured]:
             last = next((row for row in reversed(final_rows(run.rows)) if row.get("personal") is not None), {})
             rows = {"": last} | run.stage_rows
             for stage, numbers in values.items():
-                tested = _tested(rows[stage], run.left_out)
+                every = len(rows[stage].get("clients") or []) - (run.left_out is not None)
+                tested = tested_of(rows[stage], every)
                 out.append(Measured(str(run.path), run.recipe, stage, replicate, numbers, run.left_out, tested))
     return out
-
-
-def _tested(row: Mapping[str, Any], left_out: str | None) -> str:
-    """Return the number of tested clients, if failed or absent ones are missing in the means over clients."""
-    clients = row.get("clients") or []
-    tested, every = sum(value is not None for value in clients), len(clients) - (left_out is not None)
-    lost = row.get("failed") or row.get("absent")
-    return f"{tested} of {every}" if lost and tested < every else ""
 
 
 def _at_the_end(run: Run) -> dict[str, float]:
