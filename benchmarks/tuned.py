@@ -211,9 +211,9 @@ def page(rows: Rows) -> str:
     intro = f"""# Leaderboard
 
 Fifteen methods at settings that [`fedhead tune`](tuning.md) found, and at their defaults. Digits, {usual.clients}
-clients by Dirichlet(0.1), an MLP with 64 hidden units, {usual.rounds} rounds of 2 local epochs; per cent, mean ±
-deviation over seeds {seeds}. In brackets: 95 % t-interval of the difference from FedAvg in the same column, paired by
-seed."""
+clients by Dirichlet(0.1), an MLP with 64 hidden units, {usual.rounds} rounds of 2 local epochs
+(`fedrep`: 10 of the head and 1 of the body); per cent, mean ± deviation over seeds {seeds}. In brackets: 95 %
+t-interval of the difference from FedAvg in the same column, paired by seed."""
     notes = f"""## Notes
 
 - The intervals are without a correction for the number of methods.

@@ -18,7 +18,7 @@ from fedhead.data.inputs.missing_values import MissingValues
 from fedhead.data.inputs.table_columns import TableColumns
 from fedhead.data.inputs.table_schema import TableSchema
 from fedhead.data.inputs.table_statistics import FittedTable, Preprocessing, TableStatistics
-from fedhead.data.inputs.table_sums import feature_sums, from_numbers, to_numbers
+from fedhead.data.inputs.table_sums import feature_sums, from_numbers, histogram, to_numbers
 
 SCHEMA_OF_CLINICS = TableSchema.from_mapping(yaml.safe_load(SCHEMA))
 STANDARD = Preprocessing(True, "standard")
@@ -222,3 +222,8 @@ def test_a_federation_of_files_is_left_out_client_by_client(tmp_path: Path) -> N
         )
     with pytest.raises(BadInput, match="schema: it names the label"):
         fh.Federation.from_clients(files, label="outcome", schema=tmp_path / "schema.yaml")
+
+
+def test_a_histogram_counts_values_that_float32_rounds_beyond_a_limit() -> None:
+    values = torch.tensor([0.3] * 3 + [0.1] * 2 + [float("nan")])  # the first are above 0.3 by 1e-8
+    assert (values[0].double() > 0.3, sum(histogram(values, (0, 0.3)))) == (True, 5)

@@ -274,6 +274,29 @@ def test_a_stop_at_a_round_that_is_not_evaluated_is_said_in_every_run(caplog: py
         assert len([m for m in caplog.messages if "stopped at round 3, which is not evaluated" in m]) == lines
 
 
+@dataclass(frozen=True)
+class At(fh.Callback):
+    """Requests an action after one round."""
+
+    round: int
+    action: Any
+
+    def after_round(self, row: Any, memory: Any) -> Any:
+        return self.action if row["round"] == self.round else None
+
+
+@pytest.mark.parametrize("action", [fh.STOP, fh.KEEP, fh.STOP | fh.KEEP])
+def test_a_round_with_the_final_models_is_evaluated(action: Any) -> None:
+    settings: dict[str, Any] = {"rounds": 6, "evaluate_every": 4, "executor": "loop", "lr": 0.3}
+    made = federation(client_test=0.3)
+    result = fh.run(made, "mlp", "ditto", callbacks=[At(3, action)], **settings)
+    assert made.test is not None
+    assert result.accuracy == pytest.approx(result.evaluate(made.test.x, made.test.y)["accuracy"])
+    rows = {row["round"]: row for row in result.rows}
+    assert next(number for number, row in rows.items() if row.get("accuracy") is not None) == 3
+    assert result.personal == rows[3]["personal"]
+
+
 class Killed(BaseException):
     """Stands for a kill."""
 

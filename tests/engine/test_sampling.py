@@ -172,6 +172,26 @@ def test_a_sampler_warns_where_all_clients_take_part(
     assert ("sampler weighted has no effect: all clients are in every round" in caplog.text) == warned
 
 
+def test_a_sampler_whose_first_cohort_happens_to_be_everybody_has_an_effect(caplog: pytest.LogCaptureFixture) -> None:
+    def first_cohort(seed: int) -> int:
+        settings: dict[str, Any] = {"rounds": 1, "sampler": "poisson", "participation": 0.6, "seed": seed}
+        return int(fh.run(federation(), network(), executor="loop", **settings).history["participants"].iloc[0])
+
+    clients = sum(len(indices) > 0 for indices in federation().indices)
+    assert clients in map(first_cohort, range(12))
+    assert "has no effect" not in caplog.text
+
+
+@pytest.mark.parametrize(("epochs", "warned"), [(1, False), (2, True)])
+def test_local_epochs_warn_where_each_phase_has_its_own(
+    epochs: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for method in ("fedavg", "fedrep"):
+        fh.run(federation(), network(), method, rounds=1, local_epochs=epochs, executor="loop")
+    said = [line for line in caplog.messages if "local_epochs and local_steps have no effect" in line]
+    assert [("fedrep" in line) for line in said] == [True] * warned
+
+
 @pytest.mark.parametrize(("batch_size", "warned"), [(64, True), (2, False)])
 def test_drop_last_warns_where_no_client_has_a_whole_batch(
     batch_size: int, warned: bool, caplog: pytest.LogCaptureFixture

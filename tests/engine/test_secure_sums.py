@@ -34,7 +34,7 @@ from fedhead.stages import STAGES
 
 LOCAL = LocalTraining(epochs=1, batch_size=4)
 SECURE = SecureSum(threshold=0.5)  # one of the five clients has no samples
-REFUSED = ["feddyn", "fednh", "ktpfl", "local", "scaffold"]
+REFUSED = ["feddyn", "fednh", "ktpfl", "scaffold"]
 
 
 class Recorded(Simulation):
@@ -84,7 +84,7 @@ def same(one: Tree, two: Tree, tolerance: float = 1e-6) -> None:
         torch.testing.assert_close(t, right[name], atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@pytest.mark.parametrize("method", quick(sorted(set(METHODS) - set(REFUSED)), "fedavg", "fedrep", "fedproto"))
+@pytest.mark.parametrize("method", quick(sorted(set(METHODS) - {*REFUSED, "local"}), "fedavg", "fedrep", "fedproto"))
 def test_rounds_with_secure_sums_give_the_same_model(method: str) -> None:
     secure, plain = simulation(method), simulation(method, secure=False)
     row, expected = run(secure).rows[-1], run(plain).rows[-1]
@@ -174,6 +174,11 @@ def refused(method: str = "fedavg", models: int = 1, **settings: Any) -> str:
 @pytest.mark.parametrize("method", REFUSED)
 def test_a_method_that_is_no_sum_is_refused_by_name(method: str) -> None:
     assert f"{method} sends replies that are neither sums" in refused(method)
+
+
+def test_a_method_that_sends_nothing_needs_no_secure_sum() -> None:
+    assert "secure_sum has no effect: local sends the server nothing" in refused("local")
+    assert [METHODS[name]().aggregates for name in ("local", "fedproto")] == [False, True]
 
 
 @pytest.mark.parametrize("stage", [fh.FedCOF(), fh.CCVR(covariance="low-rank")], ids=["fedcof", "low-rank"])

@@ -12,7 +12,7 @@ from small import federation, network
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.system.errors import BadInput
 from fedhead.core.training.optimizers import SGD
@@ -85,13 +85,21 @@ class OwnClassifier(Method):
         return Tree(own=w.part("classifier"))
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        return Phase(self.loss, ("classifier",), saves="own"), Phase(self.loss, ("extractor",))
+        return Phase(self.loss, ("classifier",), saves="own"), Phase(self.loss)
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        return Reply(send=Tree(model=w), keep=Tree(own=client.state["own"]))
+        own = client.state["own"].part("classifier")
+        return Reply(send=Tree(moved=w.part("classifier") - own), keep=Tree(own=own))
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        moved.append(replies.mean("moved")["classifier.weight"].norm().item())
+        return server
 
 
-def test_a_state_keeps_its_form_where_a_phase_saves() -> None:
+moved: list[float] = []
+
+
+def test_a_phase_saves_what_it_has_trained_and_the_state_keeps_its_form() -> None:
     local = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.01))
     made = make_simulation(federation(), [network("batch")], OwnClassifier(), rounds=3, local=local, participation=0.5)
     for number in (1, 2, 3):  # clients that took part before, in one stack with others
@@ -99,3 +107,4 @@ def test_a_state_keeps_its_form_where_a_phase_saves() -> None:
     names = made.clients.initial_state(0)["own"].keys()
     assert all(state["own"].keys() == names for state in made.states.kept.values())
     assert 0 < len({len(made.cohort(number)) for number in (1, 2, 3)}) < len(made.states.kept)
+    assert (len(moved), min(moved) > 0) == (3, True)  # by the second phase

@@ -175,6 +175,11 @@ def test_public_samples_are_the_same_for_all_and_never_augmented() -> None:
     assert torch.equal(public.view(keys, keys), fed.transform(fed.public.x).double())
 
 
+def test_after_a_first_round_without_clients_there_is_nothing_to_distil() -> None:
+    with pytest.raises(BadInput, match=r"no client has sent predictions before round 2, .* take part in round 1"):
+        train_round(simulate(KTpFL()), 2)
+
+
 def test_predictions_alone_cross_the_wire() -> None:
     simulation = simulate(KTpFL(), rounds=1)
     size = 20 * CLASSES * 8

@@ -34,9 +34,8 @@ class Phase:
         first_round: First round of the phase.
         last_round: Last round of the phase; None: the run's.
         corrects: Whether `Method.correct` is applied to the phase's gradients.
-        saves: Name of the entry of the client's state that saves the trained parameters and running statistics after
-            the phase. If the state has this entry before the round, only its statistics are updated, and later phases
-            of the round see it. A new entry is available from `Method.finish` on.
+        saves: Name of an entry of `client.state` with the trained parameters and running statistics after the phase;
+            `Method.finish` sees it.
         scheduled: Whether the run's learning rate decay and schedule apply to the optimizer's learning rate.
     """
 
@@ -74,7 +73,8 @@ class Replies:
 
     Args:
         clients: Numbers of the clients.
-        samples: n_k, number of training samples of each client.
+        samples: n_k, number of training samples of each client, divided by its inclusion probability if the run's
+            sampler has different ones. Other weights of `mean` are not divided.
         sent: Entries that each client sent.
         total: Totals over the replies, if each reply was added on arrival (`Stage.add`) or by a secure sum; `sent` is
             then empty. After a secure sum, entries of a method that are not in `sums` are means weighted by samples.

@@ -30,6 +30,8 @@ from fedhead.engine.rounds.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.client.base import Executor
 from fedhead.executors.client.reply_set import ReplySet
+from fedhead.executors.stack.graphs import Graphs
+from fedhead.executors.stack.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.precision import PRECISIONS
 from fedhead.models.registry import build
@@ -216,7 +218,9 @@ def measure(
     data_bytes = torch.cuda.memory_allocated() if where.type == "cuda" else 0
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    worker = executor if isinstance(executor, Executor) else select.by_name(executor, simulation, compile=True)
+    if executor == "stack":
+        executor = Stack(graphs=Graphs(compile=True))  # also where compiling takes longer than it saves
+    worker = executor if isinstance(executor, Executor) else select.by_name(executor, simulation)
     cohort = simulation.clients.holders
     if worker.name == "loop":
         most = loop_clients(where)  # per architecture

@@ -99,7 +99,7 @@ TIMED_FOR = 0.1  # minimum seconds of timing per executor
 def by_name(
     name: str,
     simulation: Trainable,
-    compile: bool | str = "auto",
+    compile: str = "auto",
     folders: Iterable[str | Path] = (),
 ) -> Executor:
     """Return an executor by its name.
@@ -107,8 +107,7 @@ def by_name(
     Args:
         name: Built-in name, package.module:Name or file.py:Name.
         simulation: Simulation to train.
-        compile: Compile mode on a GPU, a key of `COMPILE`. True: compile the steps of a stack before training, even if
-            compilation takes longer than it saves.
+        compile: Compile mode on a GPU, a key of `COMPILE`.
         folders: Folders to search for `file.py` before the working directory.
     """
     check_device(name, simulation.device)
@@ -132,13 +131,11 @@ def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
     return kind()
 
 
-def _built_in(name: str, simulation: Trainable, compile: bool | str) -> Executor:
+def _built_in(name: str, simulation: Trainable, compile: str) -> Executor:
     if name == "lanes":
         return Lanes(compile=compile == "wait" and pays_to_compile(simulation))
     if name != "stack":
         return BUILT_IN[name]()
-    if isinstance(compile, bool):
-        return Stack(graphs=Graphs(compile=compile))
     return _stack(simulation.device, compile, lambda: pays_to_compile(simulation))
 
 

@@ -158,6 +158,11 @@ class KTpFL(Method):
 
     def distil(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """Return KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples, or the mean squared error."""
+        if "target" not in client.received:
+            raise BadInput(
+                "ktpfl: no client has sent predictions before round 2, so there is nothing to distil: make sure that "
+                "clients take part in round 1, with a higher participation or fewer stragglers"
+            )
         target = client.received["target"]["soft"][batch.indices]
         logits = client.apply(w, batch.x).logits
         if self.distillation_loss == "mse":

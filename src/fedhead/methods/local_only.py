@@ -20,6 +20,11 @@ class LocalOnly(Method):
     shared: ClassVar[tuple[str, ...]] = ()
     broadcast: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def aggregates(self) -> bool:
+        """False, unless a method on this one aggregates."""
+        return type(self).aggregate is not LocalOnly.aggregate
+
     def init_server(self, w: Weights, task: Task) -> Tree:
         """Return an empty state."""
         return Tree()

@@ -34,8 +34,9 @@ class Sampler(Component):
     def inclusion(self, count: int, sizes: Mapping[int, int]) -> Mapping[int, float] | None:
         """Return the inclusion probability of each client, if these differ; pure.
 
-        The server divides each client's weight by its probability (Horvitz and Thompson, 1952), so that frequently
-        selected clients are not overweighted.
+        The server divides each client's number of samples by its probability (Horvitz and Thompson, 1952), so that
+        means weighted by samples do not overweight frequently selected clients. SCAFFOLD, FedDyn and FedNH weight all
+        clients of a round alike.
 
         Args:
             count: As for `select`.

@@ -86,7 +86,7 @@ def _exact(values: Array) -> list[Fraction]:
 
 def histogram(values: Tensor, limits: tuple[float, float]) -> list[int]:
     """Count the values of a feature in equal parts of a range; NaN is not counted."""
-    there = values[~values.isnan()].double().numpy()
+    there = values[~values.isnan()].double().numpy().clip(*limits)  # float32 may round beyond a limit
     counts: list[int] = np.histogram(there, BINS, limits)[0].tolist()
     return counts
 

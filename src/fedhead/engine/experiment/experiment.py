@@ -221,11 +221,12 @@ class Experiment:
         if sizes := {k: len(indices) for k, indices in enumerate(federation.indices) if len(indices)}:
             size = self.cohort_size(len(federation))
             cohort = sampling.check(self.sampler or UniformSampler(), size, sizes, self.schedule.seed)
-            self._warn_without_effect(cohort, sizes)
+            # a random number of clients, as of Poisson sampling, may be all of them in round 1
+            self._warn_without_effect(size >= len(sizes) == len(cohort.clients), sizes)
 
-    def _warn_without_effect(self, cohort: sampling.Cohort, sizes: Mapping[int, int]) -> None:
-        """Warn of settings that have no effect on these data; the cohort is that of round 1."""
-        if self.sampler is not None and len(cohort.clients) == len(sizes):
+    def _warn_without_effect(self, whole: bool, sizes: Mapping[int, int]) -> None:
+        """Warn of settings that have no effect on these data; `whole`: all clients are in every round."""
+        if self.sampler is not None and whole:
             warn_once(f"sampler {self.sampler.name} has no effect: all clients are in every round; lower participation")
         if self.local.drop_last and max(sizes.values()) < self.local.batch_size:
             warn_once(f"drop_last has no effect: no client has {self.local.batch_size} samples, a whole batch")

@@ -53,6 +53,8 @@ def check(
             "uploads: secure_sum must be the last upload, and those before it must need no decoding, as clip does"
         )
     for algorithm in exchanges:
+        if isinstance(algorithm, Method) and not algorithm.aggregates:
+            raise BadInput(f"secure_sum has no effect: {algorithm.name} sends the server nothing; leave it out")
         if algorithm.aggregates and not algorithm.adds_up:
             raise BadInput(
                 f"secure_sum: {algorithm.name} sends replies that are neither sums nor means weighted by samples: use "

@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 
 from fedhead.algorithm.stage import Stage
 from fedhead.core.system.errors import BadInput
-from fedhead.core.system.log import logger
+from fedhead.core.system.log import logger, warn_once
 from fedhead.core.tree.tree import Tree
 from fedhead.engine.clients import evaluation
 from fedhead.engine.clients.server import evaluate_global_model, global_model
@@ -58,6 +58,7 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
     for stage in stages:
         transport.check(stage)  # before any compute
         _warn_if_not_robust(transport, stage)
+    _warn_without_local_epochs(transport)
     history: list[Row] = []
     number, kept, stopped, confusion = 0, None, None, None
     validated = transport.clients.federation.validation is not None
@@ -91,6 +92,9 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
         visible = UntestedRow(row)
         keeps = KEEP in callbacks.after_round(visible)
         row |= visible
+        if not evaluated and (keeps or "stopped" in row):  # its models may be the final ones
+            row |= evaluate(transport, transport.context(number), experiment.metrics)
+            evaluated = True
         if keeps:
             kept = Kept(number, transport.server, transport.states.kept.copy())
             transport.best = kept.clients
@@ -215,6 +219,14 @@ def _warn_if_not_robust(transport: Transport, stage: Stage) -> None:
     rule = transport.experiment.aggregator
     if rule is not None and stage.aggregates:
         transport.log(f"stage {stage.name} aggregates by its own rule: the aggregator {rule.name} is for the rounds")
+
+
+def _warn_without_local_epochs(transport: Transport) -> None:
+    """Warn if the run sets local epochs or steps, but each phase of the method has its own epochs."""
+    method, task = transport.experiment.method, transport.clients.task
+    own = all(phase.epochs is not None for phase in method.phases(task))
+    if own and (task.local.steps is not None or task.local.epochs != 1):
+        warn_once(f"local_epochs and local_steps have no effect: each phase of {method.name} has its own epochs")
 
 
 def _stage_exchange(transport: Transport, stage: Stage, server: Tree) -> tuple[Context, Row]:

@@ -241,8 +241,8 @@ def phase_runs(
         w = w.map(channels_last)
     optimizer_states: dict[str, Any] = {}
     losses: list[Tensor] = []
-    first_state = inputs.state  # as kept after the last round
-    added: dict[str, Weights] = {}  # entries saved by phases that are not in the state; only `finish` sees them
+    # Only `finish` sees these entries: all phases have a state of one schema, so that they can share a CUDA graph.
+    saved: dict[str, Weights] = {}
     for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
         model = w if phase.model == "model" else inputs.state[phase.model]
         optimizer = phase.optimizer or program.task.local.optimizer
@@ -258,15 +258,9 @@ def phase_runs(
         else:
             inputs = inputs._replace(state=inputs.state.replace({phase.model: model}))
         if phase.saves is not None:
-            replaced = first_state.get(phase.saves, model)
-            # keep the schema of the state: add no running statistics that the replaced entry does not have
-            saved = model.part(*phase.trains).replace(model.stats.part(*replaced))
-            if phase.saves in first_state:
-                inputs = inputs._replace(state=inputs.state.replace({phase.saves: saved}))
-            else:  # the state's schema is the same in all phases, so that they can share a CUDA graph
-                added[phase.saves] = saved
+            saved[phase.saves] = model.part(*phase.trains).replace(model.stats)
     with torch.no_grad():
-        reply = vectorizer.finish(program)(w, inputs._replace(state=inputs.state.replace(added)))
+        reply = vectorizer.finish(program)(w, inputs._replace(state=inputs.state.replace(saved)))
     if program.persistent and optimizer_states:
         reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(optimizer_states)}))
     # losses are not part of what DP-SGD protects
