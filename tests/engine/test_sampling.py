@@ -14,6 +14,8 @@ from small import SIZES, federation, network
 from tiers import quick
 
 import fedhead as fh
+from fedhead.algorithm.phase import Phase
+from fedhead.algorithm.task import Task
 from fedhead.core.system.errors import BadInput
 from fedhead.engine.experiment.compute import Compute
 from fedhead.engine.rounds.observer import Snapshot
@@ -182,12 +184,25 @@ def test_a_sampler_whose_first_cohort_happens_to_be_everybody_has_an_effect(capl
     assert "has no effect" not in caplog.text
 
 
-@pytest.mark.parametrize(("epochs", "warned"), [(1, False), (2, True)])
+class TuneAll(fh.FineTune):
+    """Fine-tuning of the whole model for the run's local epochs."""
+
+    name = "tune_all"
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        return (Phase(self.method.loss),)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "stages", "warned"),
+    [(1, [], False), (2, [], True), (2, [fh.FineTune()], True), (2, [TuneAll()], False)],
+    ids=["default", "set", "finetune", "own-stage"],
+)
 def test_local_epochs_warn_where_each_phase_has_its_own(
-    epochs: int, warned: bool, caplog: pytest.LogCaptureFixture
+    epochs: int, stages: list[fh.Stage], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     for method in ("fedavg", "fedrep"):
-        fh.run(federation(), network(), method, rounds=1, local_epochs=epochs, executor="loop")
+        fh.run(federation(), network(), method, rounds=1, local_epochs=epochs, stages=stages, executor="loop")
     said = [line for line in caplog.messages if "local_epochs and local_steps have no effect" in line]
     assert [("fedrep" in line) for line in said] == [True] * warned
 

@@ -93,8 +93,9 @@ def run(transport: Transport, observers: Sequence[Observer] = (), resume: Snapsh
         keeps = KEEP in callbacks.after_round(visible)
         row |= visible
         if not evaluated and (keeps or "stopped" in row):  # its models may be the final ones
+            clock, evaluated = _Clock(transport), True
             row |= evaluate(transport, transport.context(number), experiment.metrics)
-            evaluated = True
+            row["seconds"] += clock.seconds()
         if keeps:
             kept = Kept(number, transport.server, transport.states.kept.copy())
             transport.best = kept.clients
@@ -222,9 +223,10 @@ def _warn_if_not_robust(transport: Transport, stage: Stage) -> None:
 
 
 def _warn_without_local_epochs(transport: Transport) -> None:
-    """Warn if the run sets local epochs or steps, but each phase of the method has its own epochs."""
+    """Warn if the run sets local epochs or steps, but each phase of its method and stages has its own epochs."""
     method, task = transport.experiment.method, transport.clients.task
-    own = all(phase.epochs is not None for phase in method.phases(task))
+    steps = (step for stage in transport.experiment.stages for step in stage.on_method(method).chain())
+    own = all(phase.epochs is not None for algorithm in (method, *steps) for phase in algorithm.phases(task))
     if own and (task.local.steps is not None or task.local.epochs != 1):
         warn_once(f"local_epochs and local_steps have no effect: each phase of {method.name} has its own epochs")
 
