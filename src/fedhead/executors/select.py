@@ -111,7 +111,11 @@ def by_name(
         folders: Folders to search for `file.py` before the working directory.
     """
     check_device(name, simulation.device)
-    return own(name, folders) if name not in BUILT_IN else _built_in(name, simulation, compile)
+    if name == "stack":
+        return _stack(simulation.device, compile, lambda: pays_to_compile(simulation))
+    if name == "lanes":
+        return Lanes(compile=compile == "wait" and pays_to_compile(simulation))
+    return BUILT_IN[name]() if name in BUILT_IN else own(name, folders)
 
 
 def check_device(name: str, where: torch.device) -> None:
@@ -129,14 +133,6 @@ def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
     kind = EXECUTORS.find(name, folders)
     kind.name = name  # the run folder stores this name
     return kind()
-
-
-def _built_in(name: str, simulation: Trainable, compile: str) -> Executor:
-    if name == "lanes":
-        return Lanes(compile=compile == "wait" and pays_to_compile(simulation))
-    if name != "stack":
-        return BUILT_IN[name]()
-    return _stack(simulation.device, compile, lambda: pays_to_compile(simulation))
 
 
 def shared_stack(where: torch.device, compile: str) -> SharedStack:
@@ -188,13 +184,13 @@ def executor(name: str | Executor, simulation: Trainable, compile: str = "auto")
         return Loop()
     on_gpu = simulation.device.type == "cuda"
     if on_gpu and len(jobs) == 1 and can_stack(jobs[0]):
-        return _built_in("stack", simulation, compile)
+        return by_name("stack", simulation, compile)
     if on_gpu and jobs[0].program.privacy is None:
         names = ["lanes"] if len(jobs) == 1 or convolutions(jobs) > MAX_CONVOLUTIONS else ["stack", "lanes"]
     else:
         names = ["stack", "loop"]
     first = "wait" if compile == "auto" else compile  # an uncompiled stack would look too slow
-    workers = [_built_in(n, simulation, first if n == "stack" else compile) for n in names]
+    workers = [by_name(n, simulation, first if n == "stack" else compile) for n in names]
     timed = [(seconds_per_client(worker, jobs), worker) for worker in workers]
     seconds, best = min(timed, key=lambda pair: pair[0])
     return best if seconds < float("inf") else Loop()
