@@ -139,6 +139,6 @@ def test_the_mode_decides_how_a_stack_is_compiled(
 def test_a_stage_after_the_run_is_compiled_when_the_run_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(replace(RECIPE, rounds=1), tmp_path, Compute(device="cpu", executor="stack", compile="never"))
     asked: list[object] = []
-    monkeypatch.setattr(select, "_built_in", lambda name, simulation, compile: asked.append(compile) or Stack())
+    monkeypatch.setattr(select, "by_name", lambda name, simulation, compile, folders: asked.append(compile) or Stack())
     fh.load(tmp_path).calibrate(fh.CCVR(samples=10, epochs=1))
     assert asked == ["never"]
